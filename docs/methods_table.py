@@ -93,7 +93,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def tables() -> str:
     """Both tables, as they appear on the page."""
     from multihead import balancing, weighting
-    from multihead._ground.method import methods
+    from multihead._method import methods
 
     balancers = table(
         ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "options and defaults", "paper"],

@@ -1,7 +1,7 @@
 """Reference models in plain Keras: sequence encoders, experts, and heads that decode, classify, tag and predict numbers."""
 
 from . import crf, search
-from ._as_is import mark_functions as _mark_functions
+from ._recurrent import mark_functions as _mark_functions
 from ._search import Decoded
 from .classifier import Classifier
 from .crf_tagger import CRFTagger

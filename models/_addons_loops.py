@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -55,7 +56,7 @@ class _RecurrentCell(keras.layers.Layer):
         self.output_size = cell.units
         self.state_size = tf.nest.map_structure(lambda tensor: cell.units, initial)
         self._cell = cell
-        self._initial = lambda: initial  # Keras would wrap the tuple
+        self._initial: Callable[[], tuple[Any, ...]] = lambda: initial  # Keras would wrap the tuple
 
     def get_initial_state(self, inputs: Any = None, batch_size: Any = None, dtype: Any = None) -> tuple[Any, ...]:
         """The decoder's first state, whatever the arguments."""

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ._largest import largest
-from ._search import Decoded, Search, lengths_of, next_ids, penalty, rank_beams
+from ._search import Decoded, Search, largest, lengths_of, next_ids, penalty, rank_beams
 
 _FRACTION = 16
 """Finished examples are removed once they are one in this many: continuing with fewer rows costs about a tenth of a step."""
@@ -232,8 +231,9 @@ def run_until_done(
         _, loop = run(start, loop, tf.size(loop.done))
         return loop.ids, loop.totals
     result_shapes = tf.nest.map_structure(lambda tensor: tensor.shape, results)
-    _, _, results = tf.while_loop(any_left, store_done, (start, loop, results), (tf.TensorShape([]), shapes, result_shapes))
-    return results
+    state = (start, loop, results)
+    _, _, (ids, totals) = tf.while_loop(any_left, store_done, state, (tf.TensorShape([]), shapes, result_shapes))
+    return ids, totals
 
 
 def _write(ids: tf.Tensor, time: tf.Tensor, last: tf.Tensor) -> tf.Tensor:

@@ -328,7 +328,8 @@ class _Chain(NamedTuple):
 
         zeros = tf.zeros(tf.shape(self.logits)[1:], self.logits.dtype)
         each = (self.logits, self.mask, self.is_first, *([] if possible is None else [possible]))
-        return tf.scan(step, each, (zeros, zeros))
+        forward, before = tf.scan(step, each, (zeros, zeros))
+        return forward, before
 
 
 def _mask_of(mask: Any, logits: tf.Tensor) -> tf.Tensor:

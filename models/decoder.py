@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from . import _addons_loops, _native_loops
 from ._attention import KINDS, MemoryOrNone
-from ._bridge import StateBridge
 from ._cell import DecoderCell, DecoderState, FastStep
 from ._checks import check_choice, check_count, check_ids, check_probability, check_representation
 from ._ids import AbstractDecoder
-from ._recurrent import CELLS, dropout_layer, hidden_of, state_list
+from ._recurrent import CELLS, StateBridge, dropout_layer, hidden_of, state_list
 from ._search import Decoded, Search, SearchParts, padded, penalty, score_rows, shift_right
 
 ENGINES = ("addons", "native", None)
@@ -286,7 +285,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         search = Search(length, self.end_id, beam_width, num_best, length_penalty, sample, temperature, top_k, seed)
         memory, state = self._begin_decoding(representation)
         if beam_width > 1:
-            result = self._loops().decode_beams(self.decoder_cell, memory, state, search)
+            result: Decoded = self._loops().decode_beams(self.decoder_cell, memory, state, search)
         else:
             ids, lengths = self._loops().decode_rows(self.decoder_cell, memory, state, search)
             logits = self.decoder_cell.next_logits(self.run(self.shift_right(ids), memory, state))

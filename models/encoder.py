@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_choice, check_count, check_id, check_rate, check_tokens
-from ._masks import mask_of_tokens, with_a_step
+from ._ids import mask_of_tokens, with_a_step
 from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ._bank import ExpertBank, check_units
 from ._checks import check_count, check_names
 from ._recurrent import build_layer
-from .expert_head import ExpertHead
+from .expert_head import ExpertBank, ExpertHead, check_units
 
 
 class AbstractExperts(keras.layers.Layer):

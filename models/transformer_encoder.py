@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ._blocks import EPSILON, Attended, Embedded, FeedForward
 from ._checks import check_count, check_heads, check_id, check_rate, check_tokens
-from ._masks import mask_of_tokens, places_of, with_a_step
+from ._ids import mask_of_tokens, places_of, with_a_step
 from ._recurrent import build_layer
 
 

@@ -12,7 +12,7 @@ from typing import Any as _Any
 
 from multihead import accumulation, balancing, clipping, heads, losses, mixing, rates, scaling, schedules, telemetry
 from multihead import trainer, weighting
-from multihead._ground.autograph import mark_functions as _mark_functions
+from multihead._ground.calls import mark_functions as _mark_functions
 from multihead._version import __version__
 from multihead.heads import Head
 from multihead.heads._labels import class_weights

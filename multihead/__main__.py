@@ -12,8 +12,7 @@ from typing import Any
 
 from multihead import plots
 from multihead._display.tables import optional
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import quoted
+from multihead._ground.validation import did_you_mean, quoted
 from multihead.comparison import Comparison
 from multihead.comparison._compare import compare
 

@@ -23,37 +23,30 @@ OLDEST_KERAS_3 = (3, 12)
 """The newest Keras for Python 3.10, and so the oldest that is tested."""
 
 _INSTALL = "`pip install --upgrade tensorflow`"
-_INSTALL_KERAS_2 = "`pip install 'keras==2.15.*'`"
-_REINSTALL = "`pip install --force-reinstall tensorflow`"
 
 
 def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | None:
-    """Explains why a combination of versions is not supported.
+    """One sentence with the rule, the installed versions and the fix if a combination is not supported; otherwise None.
 
     Args:
         tensorflow: Version of the installed TensorFlow, or None if it is not installed.
         keras: Version of the installed Keras, or None if it is not installed.
         backend: Name of the Keras 3 backend.
-
-    Returns:
-        One sentence with the rule, the installed versions and the fix; None if the versions are supported.
     """
     if tensorflow is None:
         return f"multihead needs TensorFlow, which is not installed: run {_INSTALL}."
     if not usable_tensorflow(tensorflow):
-        return (
-            f"multihead needs TensorFlow {_text(OLDEST_TENSORFLOW)} or newer, "
-            f"but TensorFlow {tensorflow} is installed: run {_INSTALL}."
-        )
+        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+        return f"multihead needs TensorFlow {oldest} or newer, but TensorFlow {tensorflow} is installed: run {_INSTALL}."
     if keras is None:
         return f"multihead on TensorFlow {tensorflow} needs Keras, which is not installed: run {_INSTALL}."
     if _numbers(tensorflow) < OLDEST_KERAS_3_TENSORFLOW:
-        if _numbers(keras)[:2] != KERAS_2:
-            return f"TensorFlow {tensorflow} needs Keras 2.15, but Keras {keras} is installed: run {_INSTALL_KERAS_2}."
-        return None
+        has_keras_2 = _numbers(keras)[:2] == KERAS_2
+        rule = f"TensorFlow {tensorflow} needs Keras 2.15, but Keras {keras} is installed"
+        return None if has_keras_2 else f"{rule}: run `pip install 'keras==2.15.*'`."
     if _numbers(keras) < OLDEST_KERAS_3:
         return (
-            f"multihead on TensorFlow {tensorflow} needs Keras {_text(OLDEST_KERAS_3)} or newer, "
+            f"multihead on TensorFlow {tensorflow} needs Keras {'.'.join(map(str, OLDEST_KERAS_3))} or newer, "
             f"but Keras {keras} is installed: run `pip install --upgrade keras`."
         )
     if backend != "tensorflow":
@@ -74,22 +67,24 @@ def check() -> None:
     try:
         import tensorflow as tf
     except ImportError as error:
-        if getattr(error, "name", None) == "tensorflow":
-            raise ImportError(problem(None, None, "tensorflow")) from error
-        raise ImportError(f"TensorFlow is installed, but importing it fails ({error}): run {_REINSTALL}.") from error
+        remedy = "run `pip install --force-reinstall tensorflow`."
+        message = f"TensorFlow is installed, but importing it fails ({error}): {remedy}"
+        is_absent = getattr(error, "name", None) == "tensorflow"
+        raise ImportError(problem(None, None, "tensorflow") if is_absent else message) from error
     # Checked before Keras is imported: an unsupported version or a missing backend would raise an error of its own.
-    keras = _keras_version()
-    _raise(problem(tf.__version__, keras, os.environ.get("KERAS_BACKEND") or "tensorflow"))
-    # The backend can also be set in Keras's configuration file.
-    try:
-        import keras as installed_keras
+    found = problem(tf.__version__, _keras_version(), os.environ.get("KERAS_BACKEND") or "tensorflow")
+    if found is None:
+        try:  # the backend can also be set in Keras's configuration file
+            import keras
 
-        backend = installed_keras.backend.backend()
-    except ModuleNotFoundError as error:
-        if error.name not in ("jax", "openvino", "torch"):
-            raise
-        backend = error.name
-    _raise(problem(tf.__version__, keras, backend))
+            backend = keras.backend.backend()
+        except ModuleNotFoundError as error:
+            if error.name not in ("jax", "openvino", "torch"):
+                raise
+            backend = error.name
+        found = problem(tf.__version__, _keras_version(), backend)
+    if found is not None:
+        raise ImportError(found)
 
 
 def _keras_version() -> str | None:
@@ -101,19 +96,10 @@ def _keras_version() -> str | None:
     return None
 
 
-def _raise(message: str | None) -> None:
-    if message is not None:
-        raise ImportError(message)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: (2, 16, 0) for "2.16.0rc1"."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in match.group().split(".")) if match else ()
-
-
-def _text(numbers: tuple[int, ...]) -> str:
-    return ".".join(str(number) for number in numbers)
 
 
 check()

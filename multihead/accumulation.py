@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.errors import stop_unless
-from multihead._ground.gradients import deduplicate, scaled
-from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.keras import tensor_variable
 from multihead._ground.replicas import all_reduce_sum
-from multihead._ground.validation import check_choice
+from multihead._ground.tensors import deduplicate, scaled
+from multihead._ground.types import Gradient
+from multihead._ground.validation import check_choice, stop_unless
 
 __all__ = ["GradientAccumulator"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users
-from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size, with_none
+from multihead._ground.calls import call_users
+from multihead._ground.tensors import deduplicate, global_norm, map_values, norm, size, with_none
 from multihead._ground.validation import check_positive
 
 __all__ = ["Clipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
+from multihead._ground.calls import as_is
 from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
 
 __all__ = ["mix_datasets"]

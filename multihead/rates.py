@@ -28,11 +28,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users
+from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
-from multihead._ground.patterns import check_found, check_pattern
-from multihead._ground.validation import as_python, check_between, is_number
+from multihead._ground.validation import as_python, check_between, check_found, check_pattern, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 

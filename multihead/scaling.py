@@ -20,9 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import add_state, call_module, keras_mask, with_keras_mask
+from multihead._ground.calls import call_module, keras_mask, with_keras_mask
+from multihead._ground.keras import add_state
+from multihead._ground.tensors import where
 from multihead._ground.validation import as_python, check_choice, is_number
-from multihead._ground.where import where
 from multihead.losses._known import aligned, aligned_shape, with_columns, with_inner
 
 __all__ = ["Log", "Standardize", "get"]

@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, tensor_variable
-from multihead._ground.method import Method, Observation
 from multihead._ground.random import uniform
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
-from multihead._ground.where import where
+from multihead._method import Method, Observation
 
 __all__ = ["Schedule", "Alternate", "Sample", "Together", "WhileConflicting"]
 

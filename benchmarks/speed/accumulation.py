@@ -5,7 +5,7 @@ update; time is the median of several updates, each of them an epoch, relative t
 same gradients without an optimizer.
 
 With `--heads 2 4 8`: the processor time of an update of 8 micro-batches with `UPGrad` at the representation, relative to 8
-updates without a balancer of a micro-batch each, for each way through the encoder.
+updates without a balancer of a micro-batch each.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
 
 
 def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
-    """The time of an update of `PARTS` micro-batches in both ways, relative to as many plain updates.
+    """The time of an update of `PARTS` micro-batches with a balancer, relative to as many plain updates.
 
     Args:
         kind: The encoder: "dense" or "recurrent".
@@ -108,7 +108,6 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
 
     from benchmarks.speed.step import Encoder
     from multihead import MultiHeadTrainer
-    from multihead._trainer import second_pass
 
     class Last(Encoder):
         def call(self, tokens: Any) -> Any:
@@ -119,8 +118,7 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
     x = tf.constant(tokens) if kind == "recurrent" else tf.constant(features, tf.float32)
     y = {f"head_{k}": tf.constant(rng.normal(size=(len(x), 1)), tf.float32) for k in range(num_heads)}
 
-    def step(fewest_heads: int, **options: Any) -> Any:
-        second_pass.FEWEST_HEADS = fewest_heads
+    def step(**options: Any) -> Any:
         layers = [keras.layers.Dense(256, activation="relu") for _ in range(4)]
         trainer = MultiHeadTrainer(Last(VOCABULARY, 128) if kind == "recurrent" else keras.Sequential(layers))
         for name in y:
@@ -129,32 +127,29 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
         trainer.compute_gradients([(x[:8], {name: values[:8] for name, values in y.items()})])  # builds
         return tf.function(lambda x, y: trainer.train_step((x, y)), autograph=False, reduce_retracing=True)
 
-    size, plain = len(x) // PARTS, step(1)
+    size, plain = len(x) // PARTS, step()
     parts = [(x[i : i + size], {name: all_[i : i + size] for name, all_ in y.items()}) for i in range(0, len(x), size)]
-    balanced = {"balancer": "UPGrad", "micro_batches": PARTS}
-    per_head, twice = step(num_heads + 1, **balanced), step(1, **balanced)
+    balanced = step(balancer="UPGrad", micro_batches=PARTS)
     runs = {
         "plain": lambda: [plain(*part) for part in parts],
-        "backward pass per head": lambda: per_head(x, y),
-        "second forward pass": lambda: twice(x, y),
+        "balanced": lambda: balanced(x, y),
     }
     seconds = in_turns(runs, rounds, clock=time.process_time)
     return {name: ratio(times, seconds["plain"]) for name, times in seconds.items()}
 
 
 def print_by_heads(counts: list[int], rounds: int) -> None:
-    ways, rows = ("backward pass per head", "second forward pass"), []
+    rows = []
     for kind in ("recurrent", "dense"):
         for count in counts:
-            found = by_heads(kind, count, rounds)
-            rows.append([kind, f"{count}", *(f"{found[way]:.2f}" for way in ways)])
-    print(markdown(["encoder", "heads", *ways], rows), end="")
+            rows.append([kind, f"{count}", f"{by_heads(kind, count, rounds)['balanced']:.2f}"])
+    print(markdown(["encoder", "heads", "time"], rows), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("accumulation", __doc__, rounds=9)
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--heads", type=int, nargs="+", help="compares the ways through the encoder for numbers of heads")
+    parser.add_argument("--heads", type=int, nargs="+", help="measures updates with a balancer for numbers of heads")
     options = parsed(parser, arguments)
     if options.heads:
         print_by_heads(options.heads, options.rounds)

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from benchmarks.speed._shared import in_turns, parsed, parser_of, print_ratios, versions
 from benchmarks.speed.step import by_hand, small_workload, step_of_trainer
-from multihead._update import apply, broken
+from multihead._update import apply, faults
 
 LABELS = "the check of labels"
 REPLACED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what keeps the variables and slots of a head without labels": (apply, "_may_stay", lambda *_: []),
     "the condition around the optimizer": (tf, "cond", lambda _, then, otherwise: then()),
-    "the test of gradients for finite values": (broken, "is_finite", lambda _: tf.constant(True)),
+    "the test of gradients for finite values": (faults, "is_finite", lambda _: tf.constant(True)),
 }
 """By protection: where a function stands, its name, and what takes its place."""
 

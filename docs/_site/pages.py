@@ -140,7 +140,9 @@ def page_of_module(module: str, title: str) -> str:
         text += "\n## Methods\n\n" + "".join(f"- [{name}]({short}/{name}.md)\n" for name in methods)
         text += "\nSide by side: [all methods](../methods.md). Which one: [choosing a method](../choosing.md).\n"
     for name in (name for name in names if name not in methods):
-        text += "\n" + directive(f"{module}.{name}") + (LOADING if name == "MultiHeadTrainer" else "")
+        is_trainer = name == "MultiHeadTrainer"
+        text += "\n" + directive(f"{module}.{name}", *(["inherited_members: true"] if is_trainer else []))
+        text += LOADING if is_trainer else ""
     return text
 
 

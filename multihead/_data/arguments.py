@@ -10,23 +10,16 @@ import keras
 import tensorflow as tf
 
 from multihead._data.arrays import as_arrays, read_arrays
-from multihead._data.batches import read_iterable, read_sequence, specs_of_dataset
+from multihead._data.batches import read_dataset, read_iterable, read_sequence
 from multihead._data.data import Data
-from multihead._data.windows import Windows
-from multihead._ground.global_random import RandomStream
+from multihead._data.windows import in_windows
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
+from multihead._ground.random import RandomStream
 from multihead._ground.validation import is_number
 
 
-def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others: Any) -> Data:
-    """Brings inputs, targets and sample weights to one form, and checks them.
-
-    Args:
-        x: Inputs, or something that yields batches.
-        y: Targets, if the inputs are arrays.
-        sample_weight: Sample weights, if the inputs are arrays.
-        head_names: The registered heads.
-        **others: Further arguments that only arrays can have, by name.
+def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None = None) -> Data:
+    """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them.
 
     Raises:
         ValueError: Targets or weights are missing, superfluous, of another length, or keyed by an unknown head.
@@ -34,9 +27,9 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
     """
     if not gives_batches(x):
         return read_arrays(x, y, sample_weight, head_names)
-    _refuse_beside_batches(x, {"y": y, "sample_weight": sample_weight, **others})
+    _refuse_beside_batches(x, y, sample_weight, batch_size)
     if hasattr(x, "element_spec"):
-        return Data(x, specs=specs_of_dataset(x, head_names))
+        return read_dataset(x, head_names)
     if isinstance(x, keras.utils.Sequence):
         return read_sequence(x, head_names)
     if isinstance(x, Iterable):
@@ -44,8 +37,8 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
     return Data(x)  # what Keras makes datasets of, by itself
 
 
-def _refuse_beside_batches(x: Any, others: Mapping[str, Any]) -> None:
-    for name, value in others.items():
+def _refuse_beside_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+    for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
             raise ValueError(
@@ -87,39 +80,11 @@ class Call(NamedTuple):
         """The arguments as Keras takes them."""
         x, y, sample_weight = self.data[:3]
         arguments = {**self.others, "x": x, "y": y, "sample_weight": sample_weight}
-        if self.validation is not None:
-            x, y, sample_weight = self.validation[:3]
-            arguments["validation_data"] = (x, y, sample_weight) if self.validation.is_arrays else x
-        return arguments
-
-    def for_fit(self) -> dict[str, Any]:
-        """The arguments as Keras's `fit` takes them."""
-        arguments, x = self.for_keras(), self.data.x
-        if not self.data.is_arrays and not isinstance(x, keras.utils.Sequence):
+        if "shuffle" in arguments and not self.data.is_arrays and not isinstance(x, keras.utils.Sequence):
             arguments["shuffle"] = False  # Keras 3 would warn of its own default
+        if self.validation is not None:
+            arguments["validation_data"] = self.validation[:3] if self.validation.is_arrays else self.validation.x
         return arguments
-
-    def as_dataset(self, num_batches: int | None, argument: str, seed: int | None = None) -> Call:
-        """The call with its data as a dataset of batches.
-
-        Args:
-            num_batches: The number of batches of an epoch, if it is given; arrays without a batch size become so many.
-            argument: Why it is needed, for messages.
-            seed: The seed of the shuffle of arrays.
-        """
-        others = dict(self.others)
-        batch_size, shuffle = others.pop("batch_size", None), others.pop("shuffle", True)
-        if batch_size is not None and others.get("validation_batch_size") is None:  # as Keras does with arrays
-            others["validation_batch_size"] = batch_size
-        dataset = self.data.as_dataset(batch_size, num_batches, shuffle, argument, seed)
-        if SEQUENCES_BEGIN_ANEW and num_batches is not None and self.is_made_by_python and self.data.length is not None:
-            dataset = dataset.take(num_batches)
-        return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
-
-    @property
-    def is_made_by_python(self) -> bool:
-        """Whether Python makes the batches of training."""
-        return self.data.batches is not None
 
     def drawing_from(self, stream: RandomStream) -> Call:
         """The call whose batches draw global random numbers from a stream, if Python makes them."""
@@ -127,50 +92,64 @@ class Call(NamedTuple):
         return self._replace(data=self.data.drawing_from(stream), validation=validation)
 
     def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
-        """The call with batches that come in the same order in each process, each made when it is needed.
-
-        Args:
-            seed: The seed of the shuffle of arrays.
-            batches_per_step: The number of batches of a step, `gradient_accumulation_steps`.
-        """
+        """The call with batches that come in the same order in each process, each made when it is needed."""
         call, validation = self, self.validation
         if validation is not None and validation.batches is not None:
             dataset = validation.as_dataset(None, None, False, "`Checkpoint`")
             call = call._replace(validation=Data(dataset, specs=validation.specs))
-        if not self.data.is_arrays and not self.is_made_by_python:
+        if not self.data.is_arrays and self.data.batches is None:
             return call
-        steps = self.others.get("steps_per_epoch")
-        return call.as_dataset(None if steps is None else steps * batches_per_step, "`Checkpoint`", seed)
+        return call._as_dataset(batches_per_step, "`Checkpoint`", seed)
 
-    def in_windows(self, windows: Windows) -> Call:
-        """The call with windows of batches, each of which is one step for Keras."""
-        steps = self.others.get("steps_per_epoch")
-        call = self.as_dataset(None if steps is None else steps * windows.steps, "gradient_accumulation_steps")
-        arguments = windows.arguments_of_fit(call.data.x, steps)
-        data = Data(arguments.pop("x"), specs=call.data.specs)
-        return call._replace(data=data).with_others(**arguments)
+    def in_windows(self, size: int, strategy: tf.distribute.Strategy, ahead: int) -> Call:
+        """The call with windows of `size` batches, each of which is one step for Keras; `ahead` of them are made early."""
+        if size == 1:
+            return self
+        call = self._as_dataset(size, "gradient_accumulation_steps")
+        windows, steps = in_windows(call.data.x, size, ahead, strategy, self.others.get("steps_per_epoch"))
+        return call._replace(data=call.data._replace(x=windows)).with_others(steps_per_epoch=steps)
+
+    def _as_dataset(self, batches_per_step: int, argument: str, seed: int | None = None) -> Call:
+        """The call with its data as a dataset of batches, for the sake of an argument."""
+        others = dict(self.others)
+        batch_size, shuffle, steps = others.pop("batch_size", None), others["shuffle"], others["steps_per_epoch"]
+        others["shuffle"] = False
+        number = None if steps is None else steps * batches_per_step
+        if batch_size is not None and others.get("validation_batch_size") is None:  # as Keras does with arrays
+            others["validation_batch_size"] = batch_size
+        dataset = self.data.as_dataset(batch_size, number, shuffle, argument, seed)
+        if SEQUENCES_BEGIN_ANEW and number is not None and self.data.batches is not None and self.data.length is not None:
+            dataset = dataset.take(number)
+        return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
 
 
-def read_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
-    """A call of `fit`, with its data in one form and checked."""
-    call = _read_call(arguments, head_names)
-    others = dict(call.others)
+def read_call(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
+    """A call of `fit` or `evaluate`, with its data in one form and checked.
+
+    Raises:
+        ValueError: Data are missing, superfluous, of another length, or keyed by an unknown head.
+        TypeError: Something is of a type or dtype that cannot be trained on.
+    """
+    others = dict(arguments)
+    x, y, sample_weight = (others.pop(name) for name in ("x", "y", "sample_weight"))
     fraction, given = others.pop("validation_split", 0.0), others.pop("validation_data", None)
+    # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
+    batch_size = None if validates_during_fit(others) else others["batch_size"]
+    data = read(x, y, sample_weight, head_names, batch_size)
     _warn_of_idle(others, splits=bool(fraction) and given is not None)
     if given is not None:
-        return Call(call.data, others, _read_validation(given, head_names))
-    data, held_out = call.data.split(fraction) if fraction else (call.data, None)
+        return Call(data, others, _read_validation(given, head_names))
+    data, held_out = data.split(fraction) if fraction else (data, None)
     return Call(data, others, held_out)
 
 
 def _warn_of_idle(others: Mapping[str, Any], *, splits: bool) -> None:
     """Warns of arguments of `fit` that have no effect with the others."""
+    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
+    text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
     if splits:
         text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
-        warnings.warn(text, UserWarning, stacklevel=5)
-    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
-    if first >= end:
-        text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
+    if splits or first >= end:
         warnings.warn(text, UserWarning, stacklevel=5)
 
 
@@ -188,27 +167,15 @@ def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
         raise type(error)(f"In `validation_data`: {error}") from error
 
 
-def read_evaluate(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
-    """A call of `evaluate`, with its data in one form and checked."""
-    # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
-    return _read_call(arguments, head_names, checks_batch_size=not validates_during_fit(arguments))
-
-
-def _read_call(arguments: Mapping[str, Any], head_names: Sequence[str], *, checks_batch_size: bool = True) -> Call:
-    others = dict(arguments)
-    x, y, sample_weight = (others.pop(name, None) for name in ("x", "y", "sample_weight"))
-    only_arrays = {"batch_size": others.get("batch_size")} if checks_batch_size else {}
-    return Call(read(x, y, sample_weight, head_names, **only_arrays), others)
-
-
 def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None) -> Iterator[Any]:
     """The batches of data as for `fit`, or of a list of batches, in order and outside of any graph."""
     if isinstance(x, list) and y is None and all(isinstance(each, tuple) for each in x):
-        _refuse_beside_batches(x, {"sample_weight": sample_weight, "batch_size": batch_size})
+        _refuse_beside_batches(x, y, sample_weight, batch_size)
         return iter(x)
     if y is None and not gives_batches(x):
         raise TypeError(
             "`x` must be what yields batches, a list of batches, or arrays together with `y`. "
             f"Received: x of type {type(x).__name__} and y=None. Pass what `fit` takes, or `[(inputs, targets)]`."
         )
-    return read(x, y, sample_weight, head_names, batch_size=batch_size).each(batch_size)
+    data = read(x, y, sample_weight, head_names, batch_size)
+    return data.batches(False) if data.batches else iter(data.as_dataset(batch_size, None, False, "`diagnose`"))

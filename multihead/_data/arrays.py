@@ -103,17 +103,14 @@ def read_arrays(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str]) -
                 f"`sample_weight` must name heads that have targets: {quoted(superfluous)} has none. "
                 f"Received: weights for {quoted(weights)} and targets for {quoted(targets)}. Leave them out."
             )
-    _check_lengths({"x": inputs, **_paths("y", targets), **_paths("sample_weight", weights)})
+    given = (("y", targets), ("sample_weight", weights))
+    paths = {f"{argument}[{name!r}]": value for argument, values in given for name, value in values.items()}
+    _check_lengths({"x": inputs, **paths})
     if weights:
         number = num_examples(inputs)
         # Keras takes weights for every head, or for none.
         weights = {name: weights.get(name, np.ones([number], keras.backend.floatx())) for name in targets}
-    parts = Batch(inputs, targets, weights)
-    return Data(inputs, targets, weights or None, tuple(open_batch_size(tuple(parts))))
-
-
-def _paths(argument: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{argument}[{name!r}]": value for name, value in values.items()}
+    return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
 def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:

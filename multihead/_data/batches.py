@@ -30,58 +30,45 @@ _ONE_BY_ONE = (
 )
 
 
-def specs_of_dataset(dataset: Any, head_names: Sequence[str]) -> Any:
-    """The specs of a dataset's batches, if they are batches."""
-    specs = tf.nest.map_structure(spec_of_one_replica, dataset.element_spec)
-    unpack(specs, head_names)
-    _check_batched(specs, f"a {type(dataset).__name__} of")
-    return specs
+def read_dataset(x: Any, head_names: Sequence[str]) -> Data:
+    """A dataset of batches."""
+    specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)
+    batch = unpack(specs, head_names)
+    _check_batched(specs, f"a {type(x).__name__} of")
+    return Data(x, specs=open_batch_size(batch))
 
 
-def _check_batched(specs: Any, received: str) -> None:
-    """Checks that all tensors can have an axis of examples in common."""
-    leaves = [leaf for leaf in tf.nest.flatten(specs) if not is_absent(leaf) and leaf.shape.rank is not None]
-    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
-    if any(not leaf.shape.rank for leaf in leaves) or len(sizes) > 1:
-        shapes = ", ".join(dict.fromkeys(str(leaf.shape) for leaf in leaves))
+def _check_batched(nest: Any, received: str) -> None:
+    """Checks that all arrays, tensors or specs in a nest can have an axis of examples in common."""
+    shapes = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(nest) if not is_absent(leaf)]
+    shapes = [shape for shape in shapes if shape.rank is not None]
+    sizes = {shape[0] for shape in shapes if shape.rank} - {None}
+    if any(not shape.rank for shape in shapes) or len(sizes) > 1:
+        listed = ", ".join(dict.fromkeys(map(str, shapes)))
         raise ValueError(
             "`x` must yield batches: tensors whose first axis is that of the examples. "
-            f"Received: {received} tensors of shapes {shapes}. For a dataset of single examples, call `.batch(32)` on it."
+            f"Received: {received} tensors of shapes {listed}. For a dataset of single examples, call `.batch(32)` on it."
         )
 
 
 class _Completion:
-    """Brings batches to one structure: a head without targets gets placeholders with a sample weight of 0.
-
-    Args:
-        first: Some batches, from the first on.
-        head_names: The registered heads.
-        source: Where they come from, for messages.
-
-    Attributes:
-        specs: The specs of a completed batch.
-    """
+    """Brings batches to one structure, `specs`: a head without targets gets placeholders with a sample weight of 0."""
 
     def __init__(self, first: Sequence[Any], head_names: Sequence[str], source: str) -> None:
         self._head_names = list(head_names)
         self._source = source
-        read_ones = [self._read(batch) for batch in first]
-        inputs = [open_batch_size(batch.inputs) for batch in read_ones]
+        found = [open_batch_size(self._read(batch)) for batch in first]
+        inputs = [batch.inputs for batch in found]
         for other in inputs[1:]:
             self._check_inputs(inputs[0], other)
-        targets = self._merged_by_head([batch.targets for batch in read_ones])
-        weights = self._merged_by_head([batch.sample_weights for batch in read_ones])
+        targets, weights = (self._merged_by_head([batch[part] for batch in found]) for part in (1, 2))
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
-        self.specs = (
-            tf.nest.map_structure(self._merged, *inputs),
-            targets,
-            {name: weights.get(name, no_weights) for name in targets},
-        )
+        weights = {name: weights.get(name, no_weights) for name in targets}
+        self.specs = Batch(tf.nest.map_structure(self._merged, *inputs), targets, weights)
 
     def _read(self, batch: Any) -> Batch:
-        read_one = unpack(batch, self._head_names)
-        named = Batch(*map(as_arrays, Batch._fields, read_one))
-        _check_batched(specs_of(tuple(named)), f"a {self._source} of")
+        named = Batch(*map(as_arrays, Batch._fields, unpack(batch, self._head_names)))
+        _check_batched(tuple(named), f"a {self._source} of")
         return named
 
     def _check_inputs(self, specs: Any, other: Any) -> None:
@@ -95,20 +82,17 @@ class _Completion:
             ) from error
 
     def _merged_by_head(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        by_name: dict[str, Any] = {}
-        for name in self._head_names:
-            specs = [open_batch_size(each[name]) for each in found if name in each]
-            if specs:
-                by_name[name] = self._merged(*specs)
-        return by_name
+        specs = {name: [each[name] for each in found if name in each] for name in self._head_names}
+        return {name: self._merged(*of_head) for name, of_head in specs.items() if of_head}
 
     def _merged(self, first: Any, *others: Any) -> Any:
         """The spec that fits all: sizes that differ are open."""
         for other in others:
             if type(other) is not type(first) or other.dtype != first.dtype or other.shape.rank != first.shape.rank:
+                one, two = (f"{each.dtype.name} of shape {each.shape}" for each in (first, other))
                 raise ValueError(
                     f"The batches of a {self._source} must have the same dtypes and numbers of axes. "
-                    f"Received: {_as_words(first)} and {_as_words(other)}. {_ONE_BY_ONE}"
+                    f"Received: {one} and {two}. {_ONE_BY_ONE}"
                 )
         return merged_spec(first, *others)
 
@@ -119,33 +103,23 @@ class _Completion:
             ValueError: It has targets for a head that had none in the batches that were looked at.
         """
         inputs, targets, weights = self._read(batch)
-        input_specs, target_specs, weight_specs = self.specs
-        self._check_inputs(input_specs, open_batch_size(inputs))
-        late = [name for name in targets if name not in target_specs]
+        self._check_inputs(self.specs.inputs, open_batch_size(inputs))
+        late = [name for name in targets if name not in self.specs.targets]
         if late:
             raise ValueError(
                 f"A {self._source} must have targets for {quoted(late)} in one of its first {_LOOKED_AT} batches, since a "
-                f"later one has. Received: targets for {quoted(target_specs)} there. Bring such a batch to the front."
+                f"later one has. Received: targets for {quoted(self.specs.targets)} there. Bring such a batch to the front."
             )
         number = num_examples(inputs)
-        for name, spec in target_specs.items():
+        for name, spec in self.specs.targets.items():
+            of_weights = [number, *[1] * (self.specs.sample_weights[name].shape.rank - 1)]
             if name not in targets:
                 targets[name] = np.zeros([number, *(size or 1 for size in spec.shape[1:])], spec.dtype.as_numpy_dtype)
-                weights[name] = np.zeros([number, *[1] * (weight_specs[name].shape.rank - 1)], keras.backend.floatx())
+                weights[name] = np.zeros(of_weights, keras.backend.floatx())
             elif name not in weights:
-                weights[name] = np.ones([number, *[1] * (weight_specs[name].shape.rank - 1)], keras.backend.floatx())
-        return inputs, {name: targets[name] for name in target_specs}, {name: weights[name] for name in target_specs}
-
-
-def specs_of(nest: Any) -> Any:
-    """The specs of arrays and tensors as they are."""
-    return tf.nest.map_structure(
-        lambda value: tf.type_spec_from_value(value) if tf.is_tensor(value) else tf.TensorSpec(value.shape), nest
-    )
-
-
-def _as_words(spec: Any) -> str:
-    return f"{spec.dtype.name} of shape {spec.shape}"
+                weights[name] = np.ones(of_weights, keras.backend.floatx())
+        names = self.specs.targets
+        return inputs, {name: targets[name] for name in names}, {name: weights[name] for name in names}
 
 
 def _looked_at(batches: Iterable[Any], head_names: Sequence[str]) -> list[Any]:
@@ -178,7 +152,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
         return (complete(batch) for batch in x)
 
     # Keras accepts data for several passes only as a dataset.
-    dataset = tf.data.Dataset.from_generator(again, output_signature=complete.specs)
+    dataset = tf.data.Dataset.from_generator(again, output_signature=tuple(complete.specs))
     return Data(dataset, specs=complete.specs, batches=again, first=complete(first[0]))
 
 
@@ -211,12 +185,11 @@ class _CompletedSequence(keras.utils.Sequence):
 
 def _length(x: Any) -> int | None:
     """How many batches a `PyDataset` gives; None if that is unknown."""
-    if not isinstance(x, keras.utils.Sequence):
-        return None
     return x.num_batches if hasattr(x, "num_batches") else len(x)
 
 
 def read_sequence(x: Any, head_names: Sequence[str]) -> Data:
+    """A `PyDataset` (Keras 2: `Sequence`), whose length may be unknown."""
     length = _length(x)
     indices: Iterable[int] = itertools.count() if length is None else range(length)
     first = _looked_at((x[i] for i in indices), head_names)
@@ -228,9 +201,9 @@ def read_sequence(x: Any, head_names: Sequence[str]) -> Data:
     def batches(shuffle: Any) -> Iterator[Any]:
         completed.on_epoch_begin()
         order: Iterable[int] = itertools.count() if length is None else range(length)
-        if shuffle and length is not None:
-            order = random.sample(range(length), length)
-        yield from (completed[i] for i in order)
+        yield from (
+            completed[i] for i in (random.sample(order, len(order)) if shuffle and isinstance(order, range) else order)
+        )
         completed.on_epoch_end()
 
     return Data(completed, specs=complete.specs, batches=batches, length=length, first=complete(first[0]))

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.global_random import RandomStream
+from multihead._ground.calls import as_is
+from multihead._ground.random import RandomStream
 from multihead._ground.validation import is_number
-from multihead._update.batch import is_absent, rows
+from multihead._update.batch import Batch, is_absent, rows
 
 _BATCH_SIZE = 32
 
@@ -39,7 +39,7 @@ class Data(NamedTuple):
     x: Any
     y: Any = None
     sample_weight: Any = None
-    specs: Any = None
+    specs: Batch | None = None
     batches: Callable[[Any], Iterator[Any]] | None = None
     length: int | None = None
     first: Any = None
@@ -82,17 +82,10 @@ class Data(NamedTuple):
     def as_dataset(
         self, batch_size: int | None, steps: int | None, shuffle: Any, argument: str, seed: int | None = None
     ) -> tf.data.Dataset:
-        """The batches as a dataset.
-
-        Args:
-            batch_size: The batch size for arrays.
-            steps: Or how many batches to make of them.
-            shuffle: Whether to shuffle; `"batch"` shuffles within each batch only. Datasets and generators are not.
-            argument: Why it is needed, for messages.
-            seed: The seed of the shuffle of arrays.
+        """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps.
 
         Raises:
-            ValueError: There is no way to make it one.
+            ValueError: Only Keras can read the data.
         """
         if self.is_arrays:
             return self._of_arrays(batch_size, steps, shuffle, seed)
@@ -103,7 +96,7 @@ class Data(NamedTuple):
                 f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
                 f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
             )
-        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
+        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=tuple(self.specs or ()))
         # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
         options = tf.data.Options()
         options.autotune.enabled = False  # it would make maps parallel, and prefetch
@@ -150,9 +143,7 @@ class Data(NamedTuple):
     def whole(self, batch_size: int | None, steps: int | None) -> Iterator[Any] | None:
         """All batches once, in order, before training; None if the data cannot be read once more, or may have no end.
 
-        Args:
-            batch_size: The batch size for arrays.
-            steps: The number of steps in an epoch, if it was given; then data whose length is unknown may have no end.
+        If the number of steps in an epoch was given, data whose length is unknown may have no end.
         """
         if self.is_arrays:
             return iter(self.as_dataset(batch_size, None, False, "`target_scaling`"))
@@ -161,12 +152,6 @@ class Data(NamedTuple):
             may_end = length >= 0 or (length == tf.data.UNKNOWN_CARDINALITY and steps is None)
             return iter(_without_absent(self.x)) if may_end else None
         return (self.x[i] for i in range(self.length)) if self.length is not None else None
-
-    def each(self, batch_size: int | None) -> Iterator[Any]:
-        """The batches in order, outside of any graph."""
-        if self.is_arrays or self.batches is None:
-            return iter(self.as_dataset(batch_size, None, False, "`diagnose`"))
-        return self.batches(False)
 
 
 def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""The data of a `fit` in words, by which a resumed run sees that they are the same."""
+"""The data of a `fit` as text, by which a resumed run sees that they are the same."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _OF_THE_LOOP = ("batch_size", "steps_per_epoch", "validation_batch_size", "valid
 
 
 def described(call: Call) -> dict[str, str]:
-    """What decides which batches come in which order, in words by name.
+    """What decides which batches come in which order, as text by name.
 
-    These are sizes, the options of loops and, of a `tf.data.Dataset`, the numbers of its transformations, such as the seed
-    of a shuffle.
+    Sizes, the options of loops and, of a `tf.data.Dataset`, the numbers of its transformations, such as a shuffle's seed.
     """
     found = {name: str(call.others[name]) for name in _OF_THE_LOOP if call.others.get(name) is not None}
     if call.data.is_arrays or call.data.batches is not None:
@@ -37,11 +36,11 @@ def _of_data(argument: str, data: Data) -> dict[str, str]:
     if not isinstance(data.x, tf.data.Dataset):
         return {argument: type(data.x).__name__}
     number = int(data.x.cardinality())
-    parts = [f"{type(part).__name__.lstrip('_')}({_in_words(_numbers(part))})" for part in _parts(data.x)]
-    return {
-        argument: f"a dataset of {number if number >= 0 else 'unknown or infinite'} batches",
-        **{f"{argument}, part {place}": part for place, part in enumerate(parts)},
-    }
+    found = {argument: f"a dataset of {number if number >= 0 else 'unknown or infinite'} batches"}
+    for place, part in enumerate(_parts(data.x)):
+        numbers = ", ".join(f"{name}={value}" for name, value in sorted(_numbers(part).items()))
+        found[f"{argument}, part {place}"] = f"{type(part).__name__.lstrip('_')}({numbers})"
+    return found
 
 
 def has_unseeded_shuffle(data: Data | None) -> bool:
@@ -65,24 +64,17 @@ def digest_of_first(data: Data | None) -> int | None:
 
 def _parts(dataset: Any) -> list[Any]:
     """A dataset and those that it is made from, the last transformation first."""
-    found, left = [], [dataset]
-    while left:
-        part = left.pop(0)
-        found.append(part)
-        left.extend(part._inputs())
+    found = [dataset]
+    for part in found:
+        found.extend(part._inputs())
     return found
 
 
 def _numbers(part: Any) -> dict[str, int]:
     """The whole numbers of a transformation, such as a batch size, by name."""
     found = {}
-    for name, value in vars(part).items():
-        if tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank == 0 and hasattr(value, "numpy"):
-            found[name.lstrip("_")] = int(value)
-        elif isinstance(value, (bool, int)):
+    for name, value in sorted(vars(part).items()):
+        is_number = tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank == 0 and hasattr(value, "numpy")
+        if is_number or isinstance(value, (bool, int)):
             found[name.lstrip("_")] = int(value)
     return found
-
-
-def _in_words(numbers: dict[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(numbers.items()))

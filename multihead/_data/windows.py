@@ -5,11 +5,12 @@ One element is one update, so Keras counts updates: steps, progress bar, callbac
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
+from multihead._ground.calls import as_is
 from multihead._update.batch import batch_size, rows
 
 _KEY = "window"
@@ -47,75 +48,63 @@ def batches_of_update(data: Any, gradient_accumulation_steps: int) -> list[Any]:
     return batches
 
 
-class Windows:
-    """Groups the data of `fit` into windows of batches.
+def in_windows(
+    batches: tf.data.Dataset, size: int, ahead: int, strategy: tf.distribute.Strategy, steps_per_epoch: int | None
+) -> tuple[Any, int | None]:
+    """Groups batches into windows; returns these and `steps_per_epoch`, as `fit` of Keras takes them.
 
     Args:
-        steps: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
-        strategy: The strategy that `fit` runs under.
+        batches: The batches.
+        size: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
         ahead: The number of windows that are made before they are needed.
+        strategy: The strategy that `fit` runs under.
+        steps_per_epoch: The number of updates of an epoch, if it is given.
+
+    Raises:
+        ValueError: The number of updates is needed, on several replicas, and not known.
     """
+    empty = tf.nest.map_structure(_empty, batches.element_spec)
 
-    def __init__(self, steps: int, strategy: tf.distribute.Strategy, ahead: int = 1) -> None:
-        self.steps = steps
-        self._strategy = strategy
-        self._ahead = ahead
+    @as_is
+    def as_element(*window: Any) -> dict[str, Any]:
+        # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
+        successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])
+        filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(size))
+        return {_KEY: tuple(filled.skip(i).take(1).get_single_element() for i in range(size))}
 
-    def arguments_of_fit(self, batches: tf.data.Dataset, steps_per_epoch: int | None) -> dict[str, Any]:
-        """`x` and `steps_per_epoch` of a `fit` on windows, from batches and the number of updates of an epoch.
+    windows = batches.window(size).map(as_element)
+    windows = windows.prefetch(ahead) if ahead else windows
+    if strategy.num_replicas_in_sync == 1:
+        return windows, steps_per_epoch
+    if steps_per_epoch is None:
+        steps_per_epoch = int(windows.cardinality())
+        if steps_per_epoch < 0:
+            raise ValueError(
+                "`steps_per_epoch` is required with gradient_accumulation_steps on several replicas if the cardinality "
+                "of the dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per "
+                "epoch."
+            )
+    return strategy.distribute_datasets_from_function(partial(_of_replicas, windows.repeat())), steps_per_epoch
 
-        Raises:
-            ValueError: The number of updates is needed, on several replicas, and not known.
-        """
-        windows = self._windows(batches)
-        if self._strategy.num_replicas_in_sync == 1:
-            return {"x": windows, "steps_per_epoch": steps_per_epoch}
-        if steps_per_epoch is None:
-            steps_per_epoch = int(windows.cardinality())
-            if steps_per_epoch < 0:
-                raise ValueError(
-                    "`steps_per_epoch` is required with gradient_accumulation_steps on several replicas if the cardinality "
-                    "of the dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per "
-                    "epoch."
-                )
-        distributed = self._strategy.distribute_datasets_from_function(
-            lambda context: self._of_replicas(windows.repeat(), context)
-        )
-        return {"x": distributed, "steps_per_epoch": steps_per_epoch}
 
-    def _windows(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        empty = tf.nest.map_structure(_empty, batches.element_spec)
+def _of_replicas(windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """One element per window and replica of this worker, each with the replica's part of every batch."""
+    num_replicas = context.num_replicas_in_sync
+    here = num_replicas // context.num_input_pipelines
+    mine = [context.input_pipeline_id * here + i for i in range(here)]
 
-        @as_is
-        def as_element(*window: Any) -> dict[str, Any]:
-            # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
-            successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])
-            filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(self.steps))
-            return {_KEY: tuple(filled.skip(i).take(1).get_single_element() for i in range(self.steps))}
+    def part(batch: Any, replica: int) -> Any:
+        size = batch_size(batch)
+        return rows(batch, size * replica // num_replicas, size * (replica + 1) // num_replicas)
 
-        windows = batches.window(self.steps).map(as_element)
-        return windows.prefetch(self._ahead) if self._ahead else windows
+    def parts(window: Any) -> tf.data.Dataset:
+        elements = [{_KEY: tuple(part(batch, replica) for batch in window[_KEY])} for replica in mine]
+        first, *others = map(tf.data.Dataset.from_tensors, elements)
+        for other in others:
+            first = first.concatenate(other)
+        return first
 
-    def _of_replicas(self, windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        """One element per window and replica of this worker, each with the replica's part of every batch."""
-        num_replicas = context.num_replicas_in_sync
-        here = num_replicas // context.num_input_pipelines
-        mine = [context.input_pipeline_id * here + i for i in range(here)]
-
-        def part(window: Any, replica: int) -> Any:
-            def of_batch(batch: Any) -> Any:
-                size = batch_size(batch)
-                return rows(batch, size * replica // num_replicas, size * (replica + 1) // num_replicas)
-
-            return {_KEY: tuple(of_batch(batch) for batch in window[_KEY])}
-
-        def parts(window: Any) -> tf.data.Dataset:
-            first, *rest = [tf.data.Dataset.from_tensors(part(window, replica)) for replica in mine]
-            for other in rest:
-                first = first.concatenate(other)
-            return first
-
-        return windows.flat_map(parts)
+    return windows.flat_map(parts)
 
 
 def _empty(spec: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from multihead._display.drawing import GREY, colour, cosine_matrix, heat_map, label_ends, lines, open_axis, title
 from multihead._display.tables import needed, plain
-from multihead._ground.names import nearest
+from multihead._ground.validation import nearest
 
 _LOSS = "_loss"
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead import losses
 from multihead._display.drawing import GREY, colour, new_figure, title
 from multihead._display.tables import as_text, needed
-from multihead._ground.keras import renamed
+from multihead._ground.layers import renamed
 
 
 class Part(NamedTuple):
@@ -123,11 +123,11 @@ def passes_of(trainer: Any) -> str | None:
     options, spec = trainer.options, trainer.update_spec
     if spec is None:
         return None
-    passes = spec.passes(options.gradient_accumulation_steps, eagerly=trainer.run_eagerly, in_xla=bool(trainer.jit_compile))
-    if passes.num_forward == 1 and not passes.per_head:
+    way = spec.way
+    if not way.per_head:
         return None
-    words = "forward once and backward once for each head" if passes.per_head else "forward twice and backward once"
-    words += ", or once where coefficients are reused" if passes.may_reuse else ""
+    words = "forward once and backward once for each head"
+    words += ", or once where coefficients are reused" if way.may_reuse and not trainer.jit_compile else ""
     return f"{words}, for each micro-batch" if options.gradient_accumulation_steps * options.micro_batches > 1 else words
 
 

@@ -1,1 +1,6 @@
-"""What everything stands on: Keras 2 and 3 as one, gradients, replicas, random numbers, files, errors."""
+"""What everything stands on: where the stacks differ, and helpers on tensors.
+
+- The stacks differ in `keras`, `calls`, `layers` and `optimizers`; the rest of the package does not ask for the version.
+- Helpers on tensors are `tensors`, `replicas` and `random`.
+- `types` names the kinds of values; `validation` holds the checks of arguments and the form of all messages.
+"""

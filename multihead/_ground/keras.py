@@ -1,24 +1,25 @@
-"""All differences between Keras 2 and Keras 3, except those of optimizers (`_ground/optimizers.py`).
+"""Where the stacks differ: variables, models, metrics and losses of Keras 2 and Keras 3.
 
-The rest of the package uses the names below and does not depend on the Keras version.
+The rest of the package uses the names of this folder and does not depend on the Keras version.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import numbers
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is, call_users
+from multihead._ground.types import Callback, Layer, Metric, Variable
 from multihead._ground.validation import check_positive_whole
+
+Value = TypeVar("Value")
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
@@ -34,13 +35,10 @@ SEQUENCES_BEGIN_ANEW = not KERAS_3
 
 # The option of a variable that mixed precision leaves as it is.
 _NOT_CAST: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
+
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
 # and it is copied to the others.
 _ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
-
-Gradient = Any
-"""A dense tensor, a `tf.IndexedSlices`, or None."""
-
 
 HEAD = "head_" if KERAS_3 else "of_head_"
 """The module of a head is an attribute of the trainer, this and the head's name, so Keras saves and loads it by that name.
@@ -52,19 +50,18 @@ list of layers, the path is only a position, so the attribute must come before `
 SCALING = "heads_scaling_" if KERAS_3 else "of_heads_scaling_"
 """The same for the scaling of a head's targets."""
 
-
 OPTIONS_OF_COMPILE = ("_steps_per_execution",)
 """Attributes of a model that hold an option of `compile` as a variable, on Keras 2."""
 
 
-class Untracked:
+class Untracked(Generic[Value]):
     """Holds a value that Keras would wrap, or search for variables, if it were an attribute of a layer."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Value) -> None:
         self.value = value
 
 
-def tensor_variable(variable: Any) -> tf.Variable:
+def tensor_variable(variable: Variable) -> tf.Variable:
     """The TensorFlow variable of a Keras variable (the same on Keras 2), for tapes and TensorFlow ops."""
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
 
@@ -74,9 +71,38 @@ def is_tensor(value: Any) -> bool:
     return bool(tf.is_tensor(value)) or (KERAS_3 and isinstance(value, keras.KerasTensor))
 
 
-def variable_name(variable: Any) -> str:
+def variable_name(variable: Variable) -> str:
     """A name for messages: the path on Keras 3, the name without the output number on Keras 2."""
     return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
+
+
+def add_state(
+    layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32"
+) -> Any:
+    """Creates a named, saved, non-trainable variable that stays equal on every replica."""
+    variable = layer.add_weight(
+        name=name,
+        shape=tuple(shape),
+        dtype=dtype,
+        initializer=initializer,
+        trainable=False,
+        aggregation=_ONLY_FIRST_REPLICA,
+        **_NOT_CAST,
+    )
+    if KERAS_3:  # TensorFlow's checkpoints find a variable that is an attribute, but do not look into Keras 3's lists
+        setattr(layer, f"state_{name}", variable)
+    return variable
+
+
+def first_replica_variable(value: tf.Tensor) -> tf.Variable:
+    """A variable that no layer saves, equal on every replica."""
+    return tf.Variable(value, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
+    """Creates a named, saved, trainable float32 scalar."""
+    initializer = keras.initializers.Constant(initial)
+    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
 
 
 class KerasHooks:
@@ -124,11 +150,12 @@ def overridden(kind: type, methods: Iterable[str], base: type) -> list[str]:
 def callbacks_of(callbacks: Any) -> list[Any]:
     """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks.callbacks
+        found: list[Callback] = callbacks.callbacks
+        return found
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def choose_direction(callback: Any) -> None:
+def choose_direction(callback: Callback) -> None:
     """Lets a callback that monitors a value find out whether lower is better, as it does at the end of its first epoch.
 
     On Keras 3 this also changes the sign of its `min_delta`.
@@ -146,11 +173,7 @@ def forget_nan(callbacks: Iterable[Any]) -> None:
 
 
 class ProgressLine(keras.callbacks.ProgbarLogger):
-    """Keras's progress line, with some of the logs.
-
-    Args:
-        shown: A function from all logs to those that are shown.
-    """
+    """Keras's progress line, with some of the logs: `shown` selects them."""
 
     async_safe = True  # as Keras 3 treats its own
 
@@ -185,12 +208,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
 @contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """A context in which an attribute of some objects has other values.
-
-    Args:
-        attribute: Its name.
-        values: Pairs of object and value.
-    """
+    """A context in which an attribute of some objects has other values, pairs of object and value."""
     before = [(each, getattr(each, attribute)) for each, _ in values]
     try:
         for each, value in values:
@@ -201,147 +219,19 @@ def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[N
             setattr(each, attribute, value)
 
 
-def load_as_arrays(metrics: Iterable[Any]) -> None:
-    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded.
-
-    Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas.
-    """
-
-    def load(metric: Any, store: Any) -> None:
-        type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
-
-    for metric in [] if KERAS_3 else metrics:
-        metric.load_own_variables = types.MethodType(load, metric)
-
-
-def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
-    """A context in which layers have other names.
-
-    Args:
-        layers: Pairs of name and layer.
-    """
-    return temporarily("name" if KERAS_3 else "_name", [(layer, name) for name, layer in layers])
-
-
-def all_layers(module: Any) -> list[keras.layers.Layer]:
-    """A layer and all its sub-layers; empty for other objects."""
-    return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
-
-
-def sublayers(module: Any) -> list[keras.layers.Layer]:
-    """The layers directly below a layer or model; empty for other objects."""
-    if not isinstance(module, keras.layers.Layer):
-        return []
-    return list(module.layers if isinstance(module, keras.Model) else module._flatten_layers(False, False))
-
-
-def run_in_graphs(module: Any) -> None:
-    """Makes layers of Keras 2 run in graphs whose Python depends on tensors: AutoGraph leaves out what belongs to Keras."""
-    for layer in [] if KERAS_3 else all_layers(module):
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            converted = tf.autograph.to_graph(type(layer).normalize_weights)
-            layer.normalize_weights = types.MethodType(converted, layer)
-
-
-def losses_of_call(module: Any) -> list[tuple[str, Any]]:
-    """The losses that the latest call of a module has added, each with the name of its layer."""
-    if not isinstance(module, keras.layers.Layer):
-        return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
-    found = [(layer.name, layer._losses if KERAS_3 else layer._eager_losses) for layer in all_layers(module)]
-    return [(name, loss) for name, losses in found for loss in losses if tf.is_tensor(loss)]
-
-
-def losses_of_weights(module: Any) -> dict[int, tuple[str, Callable[[], Any]]]:
-    """The losses of a module that depend on its variables alone, by identity; each with the name of what adds it.
-
-    These are the regularizers of weights and, on Keras 2, what was passed to `add_loss` as a function.
-    """
-    if not isinstance(module, keras.layers.Layer):
-        return {}
-    if KERAS_3:
-        regularized = [variable for variable in module.trainable_weights if variable.regularizer is not None]
-        return {id(each): (each.path, functools.partial(each.regularizer, each)) for each in regularized}
-    return {id(loss): (layer.name, loss) for layer in all_layers(module) for loss in layer._callable_losses}
-
-
-def use_seed_variables(module: Any) -> bool:
-    """Makes layers draw random numbers from a variable that can be saved; whether a layer did not before.
-
-    Layers of Keras 2, such as `Dropout`, draw from a counter inside of the operation, which nobody can read.
-    """
-    changed = False
-    for layer in all_layers(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []:
-        generator: Any = getattr(layer, "_random_generator", None)
-        if not KERAS_3 and getattr(generator, "_rng_type", None) == "legacy_stateful":
-            generator._rng_type, generator._built, changed = "stateful", False, True
-            generator._maybe_init()
-    return changed
-
-
-def random_states(module: Any) -> list[tf.Variable]:
-    """The variables of `use_seed_variables`; those of Keras 3 are variables of the layers."""
-    generators = [getattr(layer, "_random_generator", None) for layer in all_layers(module)]
-    inner = [getattr(generator, "_generator", None) for generator in generators]
-    return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
-
-
-def seed_variables(module: Any) -> list[tf.Variable]:
-    """The variables from which layers draw random numbers, which neither Keras saves."""
-    if not KERAS_3:
-        return random_states(module)
-    variables = getattr(module, "variables", [])
-    return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
-
-
-def wrapped_function(metric: Any) -> Any:
-    """The function of a `MeanMetricWrapper`."""
-    return metric._fn
-
-
-def function_values(metric: Any, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """The values of the function of a `MeanMetricWrapper`, called as the metric calls it; Keras 2 casts what it gets."""
-    if not KERAS_3:
-        targets, predictions = (tf.cast(each, metric.dtype) for each in (targets, predictions))
-    return tf.convert_to_tensor(call_users(wrapped_function(metric), targets, predictions, **options_of(metric)))
-
-
-def metric_direction(metric: Any) -> str | None:
-    """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
-    return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
-
-
-def options_of(loss_or_metric: Any) -> dict[str, Any]:
-    """The options that a loss or metric passes to the function that it wraps; none if it wraps no function."""
-    return dict(getattr(loss_or_metric, "_fn_kwargs", {}))
-
-
-def serialized(loss_or_metric: Any) -> Any:
-    """The serialized form of a loss or metric, with options that Keras 3 omits, such as Huber's `delta`."""
-    saved = keras.saving.serialize_keras_object(loss_or_metric)
-    accepted = inspect.signature(type(loss_or_metric).__init__).parameters
-    for name, value in options_of(loss_or_metric).items():
-        if name in accepted and name not in saved["config"]:
-            saved["config"][name] = keras.saving.serialize_keras_object(value)
-    return saved
-
-
 def validates_during_fit(arguments: Mapping[str, Any]) -> bool:
     """Whether `evaluate` is called with these arguments by `fit`, for its `validation_data`."""
     return bool(arguments.get("_use_cached_eval_dataset"))
 
 
-def steps_at_once(model: Any) -> int:
+def steps_at_once(model: Layer) -> int:
     """How many steps the next call of a model's train function makes, at most; it changes with `"auto"` on Keras 2."""
     steps = model.steps_per_execution
     return int(steps if KERAS_3 else steps.numpy())
 
 
-def check_one_step(model: Any, method: str) -> None:
-    """Checks that a method of one batch can be called.
-
-    Raises:
-        ValueError: A function of Keras 2 takes several batches at once.
-    """
+def check_one_step(model: Layer, method: str) -> None:
+    """Raises `ValueError` for a method of one batch where a function of Keras 2 takes several at once."""
     if not KERAS_3 and steps_at_once(model) > 1:
         raise ValueError(
             f"`{method}` requires steps_per_execution=1 on Keras 2, where a step takes as many batches at once. Received: "
@@ -350,11 +240,7 @@ def check_one_step(model: Any, method: str) -> None:
 
 
 def check_steps_at_once(steps: Any) -> Any:
-    """Returns a value of `steps_per_execution` if this Keras takes it: 1 for None.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Returns a value of `steps_per_execution`, 1 for None; raises `ValueError` if this Keras does not take it."""
     if isinstance(steps, str) and steps == "auto":
         if not KERAS_3:
             return steps
@@ -366,11 +252,7 @@ def check_steps_at_once(steps: Any) -> Any:
 
 
 def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, strategy: tf.distribute.Strategy) -> None:
-    """Checks the options of `compile` that TensorFlow cannot run in a graph on several replicas.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Raises `ValueError` for an option of `compile` that TensorFlow cannot run in a graph on several replicas."""
     num_replicas = strategy.num_replicas_in_sync
     if jit_compile is True and all("CPU" in device for device in strategy.extended.worker_devices):
         raise ValueError(
@@ -390,180 +272,42 @@ def spec_of_one_replica(spec: Any) -> Any:
     return spec if of_replicas is None else of_replicas[0]
 
 
-def add_state(
-    layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32"
-) -> Any:
-    """Creates a named, saved, non-trainable variable that stays equal on every replica.
+def load_as_arrays(metrics: Iterable[Metric]) -> None:
+    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded.
 
-    Args:
-        layer: The layer that owns the variable and saves it.
-        name: Name of the variable.
-        shape: Its full shape.
-        initializer: Anything that Keras accepts as an initializer.
-        dtype: Its dtype, regardless of the layer's dtype policy.
+    Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas.
     """
-    variable = layer.add_weight(
-        name=name,
-        shape=tuple(shape),
-        dtype=dtype,
-        initializer=initializer,
-        trainable=False,
-        aggregation=_ONLY_FIRST_REPLICA,
-        **_NOT_CAST,
-    )
-    if KERAS_3:  # TensorFlow's checkpoints find a variable that is an attribute, but do not look into Keras 3's lists
-        setattr(layer, f"state_{name}", variable)
-    return variable
+
+    def load(metric: Metric, store: Any) -> None:
+        type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
+
+    for metric in [] if KERAS_3 else metrics:
+        metric.load_own_variables = types.MethodType(load, metric)
 
 
-def first_replica_variable(value: tf.Tensor) -> tf.Variable:
-    """A variable that no layer saves, equal on every replica."""
-    return tf.Variable(value, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+def wrapped_function(metric: Metric) -> Any:
+    """The function of a `MeanMetricWrapper`."""
+    return metric._fn
 
 
-def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
-    """Creates a named, saved, trainable float32 scalar.
-
-    Args:
-        layer: The layer that owns the variable and saves it.
-        name: Name of the variable.
-        initial: Its initial value.
-    """
-    initializer = keras.initializers.Constant(initial)
-    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
+def metric_direction(metric: Metric) -> str | None:
+    """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
+    return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
 
 
-def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy's replicas are in several processes."""
-    return bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
+def options_of(loss_or_metric: Any) -> dict[str, Any]:
+    """The options that a loss or metric passes to the function that it wraps; none if it wraps no function."""
+    return dict(getattr(loss_or_metric, "_fn_kwargs", {}))
 
 
-def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Computes results of metrics over all replicas, inside a replica.
-
-    Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
-    """
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return results()
-    computed = context.merge_call(as_is(lambda strategy: results()))
-    if KERAS_3 and has_several_workers(context.strategy):
-        # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
-        return {name: tf.reshape(value, [1]) for name, value in computed.items()}
-    return computed
-
-
-def unlock(layer: keras.layers.Layer) -> None:
-    """Allows new sub-layers and state in a built layer (Keras 3 locks a layer when it is built)."""
-    if KERAS_3:
-        layer._tracker.unlock()
-
-
-def replace_layers(owner: keras.layers.Layer, **layers: Any) -> None:
-    """Sets attributes of a layer to other layers or None; the previous layers are no longer part of it.
-
-    Otherwise Keras 3 would still save the first layer that an attribute was set to.
-    """
-    unlock(owner)
-    for name, layer in layers.items():
-        old = getattr(owner, name, None)
-        if KERAS_3 and isinstance(old, keras.layers.Layer) and old is not layer:
-            owner._tracker.untrack(old)
-        setattr(owner, name, layer)
-
-
-def remove_layer(owner: keras.layers.Layer, name: str) -> None:
-    """Removes an attribute, if there is one; a layer that is also another attribute stays part of the owner."""
-    layer = getattr(owner, name, None)
-    if layer is None:
-        return
-    delattr(owner, name)
-    if KERAS_3 and isinstance(layer, keras.layers.Layer) and all(other is not layer for other in vars(owner).values()):
-        unlock(owner)
-        owner._tracker.untrack(layer)
-
-
-def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
-    """Makes modules create their variables as mirrored variables, by a call whose results are discarded.
-
-    Under a strategy, Keras 3 cannot create variables while tracing a function; with a `StatelessScope`, it creates them
-    at the end of the scope.
-    """
-    if KERAS_3 and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        with keras.StatelessScope():
-            forward()
-
-
-def entries_for(module: Any, representation: Any) -> Any:
-    """The entries of a dict that a functional model has inputs for, in the structure of its inputs; all for other modules.
-
-    Keras itself ignores the other entries, with a warning.
-    """
-    symbols = getattr(module, "inputs", None)
-    if not symbols or not isinstance(representation, Mapping):
-        return representation
-    structure = module.input
-    names = list(structure) if isinstance(structure, Mapping) else [symbol.name for symbol in symbols]
-    if set(names) == set(representation) or not set(names) <= set(representation):
-        return representation
-    entries = {name: representation[name] for name in names}
-    if isinstance(structure, Mapping):
-        return entries
-    return list(entries.values()) if isinstance(structure, (list, tuple)) else entries[names[0]]
-
-
-def keras_mask(tensor: Any) -> tf.Tensor | None:
-    """The Keras mask of a tensor, or None."""
-    return getattr(tensor, "_keras_mask", None)
-
-
-def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Attaches a Keras mask (unless None) and returns the tensor."""
-    if mask is not None:
-        tensor._keras_mask = mask
-    return tensor
-
-
-def with_masks_of_layers(model: keras.Model) -> keras.Model:
-    """A functional model that leaves masks to its layers without a warning, as on Keras 2."""
-    if KERAS_3:
-        model.supports_masking, model.compute_mask = True, lambda inputs, previous_mask: None
-    return model
-
-
-def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
-    """Changes the shape or the dtype of predictions, and of the logits that Keras's activations attach to them.
-
-    Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognized, too.
-    """
-    changed = change(predictions)
-    logits = getattr(predictions, "_keras_logits", None)
-    if logits is None and not hasattr(predictions, "numpy") and predictions.op.type == "Sigmoid":
-        logits = predictions.op.inputs[0]
-    if logits is not None and changed is not predictions:
-        changed._keras_logits = change(logits)
-    return changed
-
-
-def are_probabilities(predictions: Any) -> bool:
-    """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
-    if getattr(predictions, "_keras_logits", None) is not None:
-        return True
-    if hasattr(predictions, "numpy"):
-        return False
-    operation = predictions.op
-    while operation.type in ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose"):
-        operation = operation.inputs[0].op
-    return operation.type in ("Softmax", "Sigmoid")
-
-
-def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Targets in the dtype in which Keras hands them to a loss that its user wrote.
-
-    Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
-    """
-    both = lambda kind: getattr(targets.dtype, kind) and getattr(predictions.dtype, kind)  # noqa: E731
-    return tf.cast(targets, predictions.dtype) if KERAS_3 or both("is_floating") or both("is_integer") else targets
+def serialized(loss_or_metric: Any) -> Any:
+    """The serialized form of a loss or metric, with options that Keras 3 omits, such as Huber's `delta`."""
+    saved = keras.saving.serialize_keras_object(loss_or_metric)
+    accepted = inspect.signature(type(loss_or_metric).__init__).parameters
+    for name, value in options_of(loss_or_metric).items():
+        if name in accepted and name not in saved["config"]:
+            saved["config"][name] = keras.saving.serialize_keras_object(value)
+    return saved
 
 
 def classes_of_shared_layers(config: Any) -> dict[str, Any]:
@@ -602,44 +346,3 @@ def _shape(found: Any) -> Any:
         return found
     is_shape = all(size is None or isinstance(size, int) for size in found)
     return tuple(found) if is_shape else [_shape(part) for part in found]
-
-
-class InMode(keras.layers.Layer):
-    """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument.
-
-    The module sees its inputs and variables as if it were called alone: neither the global dtype policy nor that of a layer
-    around it casts them.
-    """
-
-    def __init__(self, module: Callable[..., Any]) -> None:
-        # Keras casts variables to the dtype of the layer that is called, unless that is an integer.
-        super().__init__(autocast=False, dtype="int32", name=getattr(module, "name", None))
-        self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
-        self._allow_non_tensor_positional_args = True
-        self._convert_input_args = False
-        self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
-        self.supports_masking = True  # the module sees the mask of its inputs, and says itself if it does not support it
-
-    def build(self, input_shape: Any = None) -> None:
-        self.built = True
-
-    def call(self, arguments: Any, training: bool | None = None) -> Any:
-        return self._module[0](*arguments)
-
-    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """No other mask than those of the module."""
-
-
-def call_module(module: Callable[..., Any], *args: Any, training: bool, step: Any = None) -> Any:
-    """Calls a Keras layer or model (or any callable) in training or inference mode.
-
-    `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
-    model. A step is passed if the module accepts it. Losses added by an earlier call are cleared first.
-    """
-    if not isinstance(module, keras.layers.Layer):
-        return call_users(module, *args)
-    module._clear_losses()
-    parameters = inspect.signature(module.call).parameters
-    if "training" in parameters:
-        return module(*args, training=training, **({"step": step} if step is not None and "step" in parameters else {}))
-    return InMode(module)(args, training=training)

@@ -1,29 +1,34 @@
-"""The layers of a module: their order and names, and running them in inference mode."""
+"""Where the stacks differ: the layers of a module, their names, losses and state; the graph of a functional model."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from multihead._ground.autograph import call_users
-from multihead._ground.keras import all_layers, sublayers, tensor_variable, variable_name
-
-
-def ends_in_scaling(module: Any) -> bool:
-    """Whether the last layer of a module changes the scale of numbers: `Rescaling`, or an inverted `Normalization`."""
-    while isinstance(module, keras.Model) and getattr(module, "layers", None):
-        module = module.layers[-1]
-    return isinstance(module, keras.layers.Rescaling) or bool(
-        isinstance(module, keras.layers.Normalization) and module.invert
-    )
+from multihead._ground.calls import written_resources
+from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
+from multihead._ground.types import Layer, Tensor, Variable
 
 
-def blocks(module: Any) -> list[keras.layers.Layer]:
+def all_layers(module: Layer) -> list[keras.layers.Layer]:
+    """A layer and all its sub-layers; empty for other objects."""
+    return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
+
+
+def sublayers(module: Layer) -> list[keras.layers.Layer]:
+    """The layers directly below a layer or model; empty for other objects."""
+    if not isinstance(module, keras.layers.Layer):
+        return []
+    return list(module.layers if isinstance(module, keras.Model) else module._flatten_layers(False, False))
+
+
+def blocks(module: Layer) -> list[keras.layers.Layer]:
     """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers.
 
     They are in the order of the computation in a functional or sequential model, otherwise in that of attributes.
@@ -33,7 +38,16 @@ def blocks(module: Any) -> list[keras.layers.Layer]:
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
 
 
-def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
+def ends_in_scaling(module: Layer) -> bool:
+    """Whether the last layer of a module changes the scale of numbers: `Rescaling`, or an inverted `Normalization`."""
+    while isinstance(module, keras.Model) and getattr(module, "layers", None):
+        module = module.layers[-1]
+    return isinstance(module, keras.layers.Rescaling) or bool(
+        isinstance(module, keras.layers.Normalization) and module.invert
+    )
+
+
+def owner_names(module: Layer, variables: Sequence[Variable]) -> list[str]:
     """For each variable of a module, the name of the innermost layer that contains it; its own name if there is none."""
     names: dict[int, str] = {}
     used: dict[str, int] = {}
@@ -44,14 +58,14 @@ def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
     return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
 
 
-def variable_paths(module: Any) -> dict[int, str]:
+def variable_paths(module: Layer) -> dict[int, str]:
     """The paths of a layer's variables by the identity of their tensors: the names of the layers from it on, and their own.
 
     Keras 2 has no such paths, and those of Keras 3 depend on where a layer was built first.
     """
     found: dict[int, str] = {}
 
-    def visit(layer: Any, prefix: str) -> None:
+    def visit(layer: Layer, prefix: str) -> None:
         prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
         below = {id(tensor_variable(variable)) for each in inner for variable in each.weights}
         for variable in layer.weights:
@@ -66,34 +80,218 @@ def variable_paths(module: Any) -> dict[int, str]:
     return found
 
 
-@contextmanager
-def in_inference_mode(layers: Sequence[Any]) -> Iterator[None]:
-    """A context in which layers run in inference mode, whatever runs them; the layers in them do not.
+def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
+    """A context in which layers have other names, pairs of name and layer."""
+    return temporarily("name" if KERAS_3 else "_name", [(layer, name) for name, layer in layers])
 
-    Args:
-        layers: Layers, such as batch normalization, that change their own variables when they run in training mode.
+
+def unlock(layer: keras.layers.Layer) -> None:
+    """Allows new sub-layers and state in a built layer (Keras 3 locks a layer when it is built)."""
+    if KERAS_3:
+        layer._tracker.unlock()
+
+
+def replace_layers(owner: keras.layers.Layer, **layers: Any) -> None:
+    """Sets attributes of a layer to other layers or None; the previous layers are no longer part of it.
+
+    Otherwise Keras 3 would still save the first layer that an attribute was set to.
     """
-    before = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        layer.call = _in_inference_mode(layer.call)
-    try:
-        yield
-    finally:
-        for layer, call in zip(layers, before):
-            vars(layer).pop("call", None)
-            if call is not None:
-                layer.call = call
+    unlock(owner)
+    for name, layer in layers.items():
+        old = getattr(owner, name, None)
+        if KERAS_3 and isinstance(old, keras.layers.Layer) and old is not layer:
+            owner._tracker.untrack(old)
+        setattr(owner, name, layer)
 
 
-def _in_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(call)
-    if "training" not in signature.parameters:
-        return call
+def remove_layer(owner: keras.layers.Layer, name: str) -> None:
+    """Removes an attribute, if there is one; a layer that is also another attribute stays part of the owner."""
+    layer = getattr(owner, name, None)
+    if layer is None:
+        return
+    delattr(owner, name)
+    if KERAS_3 and isinstance(layer, keras.layers.Layer) and all(other is not layer for other in vars(owner).values()):
+        unlock(owner)
+        owner._tracker.untrack(layer)
 
-    @functools.wraps(call)  # Keras looks at the signature
-    def called(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.arguments["training"] = False
-        return call_users(call, *bound.args, **bound.kwargs)
 
-    return called
+def run_in_graphs(module: Layer) -> None:
+    """Makes layers of Keras 2 run in graphs whose Python depends on tensors: AutoGraph leaves out what belongs to Keras."""
+    for layer in [] if KERAS_3 else all_layers(module):
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            converted = tf.autograph.to_graph(type(layer).normalize_weights)
+            layer.normalize_weights = types.MethodType(converted, layer)
+
+
+def losses_of_call(module: Layer) -> list[tuple[str, Any]]:
+    """The losses that the latest call of a module has added, each with the name of its layer."""
+    if not isinstance(module, keras.layers.Layer):
+        return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
+    found = [(layer.name, layer._losses if KERAS_3 else layer._eager_losses) for layer in all_layers(module)]
+    return [(name, loss) for name, losses in found for loss in losses if tf.is_tensor(loss)]
+
+
+def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], Any]]]:
+    """The losses of a module that depend on its variables alone, by identity; each with the name of what adds it.
+
+    These are the regularizers of weights and, on Keras 2, what was passed to `add_loss` as a function.
+    """
+    if not isinstance(module, keras.layers.Layer):
+        return {}
+    if KERAS_3:
+        regularized = [variable for variable in module.trainable_weights if variable.regularizer is not None]
+        return {id(each): (each.path, functools.partial(each.regularizer, each)) for each in regularized}
+    return {id(loss): (layer.name, loss) for layer in all_layers(module) for loss in layer._callable_losses}
+
+
+def use_seed_variables(module: Layer) -> bool:
+    """Makes layers draw random numbers from a variable that can be saved; whether a layer did not before.
+
+    Layers of Keras 2, such as `Dropout`, draw from a counter inside of the operation, which nobody can read.
+    """
+    changed = False
+    for layer in all_layers(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []:
+        generator: Any = getattr(layer, "_random_generator", None)
+        if not KERAS_3 and getattr(generator, "_rng_type", None) == "legacy_stateful":
+            generator._rng_type, generator._built, changed = "stateful", False, True
+            generator._maybe_init()
+    return changed
+
+
+def random_states(module: Layer) -> list[tf.Variable]:
+    """The variables of `use_seed_variables`; those of Keras 3 are variables of the layers."""
+    generators = [getattr(layer, "_random_generator", None) for layer in all_layers(module)]
+    inner = [getattr(generator, "_generator", None) for generator in generators]
+    return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
+
+
+def seed_variables(module: Layer) -> list[tf.Variable]:
+    """The variables from which layers draw random numbers, which neither Keras saves."""
+    if not KERAS_3:
+        return random_states(module)
+    variables = getattr(module, "variables", [])
+    return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
+
+
+def module_variables(module: Layer) -> list[tf.Variable]:
+    """The TensorFlow variables of a module; the lookup tables that Keras 2 lists among them are none."""
+    found = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
+    return [variable for variable in found if hasattr(variable, "trainable")]
+
+
+def recurrent_states(module: Layer) -> list[tf.Variable]:
+    """The states that stateful recurrent layers carry from batch to batch, in training and in inference."""
+    layers = [layer for layer in all_layers(module) if getattr(layer, "stateful", False)]
+    states = [state for layer in layers for state in tf.nest.flatten(getattr(layer, "states", None)) if state is not None]
+    return [tensor_variable(state) for state in states]
+
+
+def state_variables(module: Layer) -> list[tf.Variable]:
+    """The variables that running a module in training mode may change, each once.
+
+    These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
+    """
+    # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
+    found = [
+        *(variable for variable in module_variables(module) if not variable.trainable),
+        *recurrent_states(module),
+        *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
+        # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
+        *(random_states(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
+    ]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def own_state(layer: Layer) -> list[tf.Variable]:
+    """The variables that a layer itself, without the layers in it, may change when it runs in training mode.
+
+    Seeds, the states of recurrent layers, and metrics are not among them.
+    """
+    parts = [*sublayers(layer), *getattr(layer, "metrics", [])]
+    others = {id(variable) for each in parts for variable in module_variables(each)}
+    others |= {id(variable) for variable in (*seed_variables(layer), *recurrent_states(layer))}
+    found = [variable for variable in module_variables(layer) if not variable.trainable and id(variable) not in others]
+    return [*found, *_rescaled(layer)]
+
+
+def _rescaled(layer: Layer) -> list[tf.Variable]:
+    """The kernel of another layer that spectral normalization rescales itself."""
+    is_spectral = isinstance(layer, keras.layers.SpectralNormalization) and layer.built
+    return [tensor_variable(layer.kernel)] if is_spectral else []
+
+
+@contextmanager
+def state_kept(modules: Sequence[Layer]) -> Iterator[None]:
+    """A context after which the state of modules, whatever they do in it, is what it was before."""
+    variables = list({id(each): each for module in modules for each in state_variables(module)}.values())
+    before = [tf.identity(variable.read_value()) for variable in variables]
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    start = 0 if graph is None else len(graph.get_operations())
+    yield
+    written = set() if graph is None else written_resources(graph.get_operations()[start:])
+    for variable, value in zip(variables, before):
+        # Only what has been assigned: a replica may not assign a variable whose layer does not.
+        changed = tf.reduce_any(variable != value) if graph is None else graph.capture(variable.handle).name in written
+        if changed:
+            variable.assign(value)
+
+
+_OWN_CODE = ("call", "train_step", "test_step", "predict_step", "compute_loss")
+
+
+def is_functional(model: Layer) -> bool:
+    """Whether a model is a graph of layers, and does nothing beyond it."""
+    has_graph = getattr(model, "_nodes_by_depth", None) is not None
+    return has_graph and all(getattr(type(model), name).__module__.startswith("keras.") for name in _OWN_CODE)
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The call of a layer that returned a symbolic tensor."""
+    history = tensor._keras_history
+    layer = history.operation if KERAS_3 else history.layer
+    return layer._inbound_nodes[history.node_index]
+
+
+def layer_of(node: Any) -> Any:
+    """The layer, or the operation, that was called."""
+    return node.operation if KERAS_3 else node.layer
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The symbolic tensors that a call takes, those of keyword arguments included; none for an input of the model."""
+    return [] if node.is_input else list(node.input_tensors if KERAS_3 else node.keras_inputs)
+
+
+def outputs_of(node: Any) -> list[Any]:
+    """The symbolic tensors that a call returns."""
+    return list(node.output_tensors) if KERAS_3 else tf.nest.flatten(node.outputs)
+
+
+def nodes_in_order(outputs: Iterable[Any], known: Iterable[Any] = ()) -> list[Any]:
+    """The calls that some symbolic tensors depend on, each after its own; none behind `known` tensors."""
+    order: dict[int, Any] = {}
+    stop, stack = {id(tensor) for tensor in known}, [(tensor, False) for tensor in reversed(list(outputs))]
+    while stack:
+        tensor, is_left = stack.pop()
+        node = node_of(tensor)
+        if id(tensor) in stop or id(node) in order:
+            continue
+        if is_left:
+            order[id(node)] = node
+        else:
+            stack.append((tensor, True))
+            stack.extend((each, False) for each in reversed(inputs_of(node)))
+    return list(order.values())
+
+
+def called_again(node: Any, tensors: Mapping[int, Any]) -> list[Any]:
+    """Calls the layer of a node again on symbolic tensors by the `id` of those that they replace; what it returns, flat."""
+    given = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
+    args, kwargs = tf.nest.map_structure(lambda each: tensors.get(id(each), each), given)
+    return list(tf.nest.flatten(layer_of(node)(*args, **kwargs)))
+
+
+def compiled_with(model: Layer) -> dict[str, Any]:
+    """The arguments of `compile` that a model was compiled with; none if it was not."""
+    found = getattr(model, "_compile_config", None)
+    return {} if found is None else dict(found.config)

@@ -1,4 +1,4 @@
-"""The differences between the optimizers of Keras 2 and Keras 3."""
+"""Where the stacks differ: the optimizers of Keras 2 and Keras 3."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.gradients import map_values
-from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable, variable_name
+from multihead._ground.calls import as_is
+from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
-from multihead._ground.where import where
+from multihead._ground.tensors import map_values, where
+from multihead._ground.types import Gradient, Optimizer, Variable
 
 _BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 """The variables, by identity, that an optimizer was built for."""
 
 
-def optimizer_core(optimizer: Any) -> Any:
+def optimizer_core(optimizer: Optimizer) -> Any:
     """The optimizer itself, without a loss-scaling wrapper."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
+def optimizer_takes_over(optimizer: Optimizer) -> dict[str, Any]:
     """The options with which the optimizer itself would clip or accumulate, with their values; empty if there are none."""
     core = optimizer_core(optimizer)
     names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
@@ -42,7 +42,7 @@ APPLYING = ("apply", "apply_gradients")
 """The methods that apply gradients, of which updates call one."""
 
 
-def get_optimizer(optimizer: Any) -> Any:
+def get_optimizer(optimizer: Optimizer) -> Any:
     """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has.
 
     Raises:
@@ -78,19 +78,15 @@ def _optimizer_classes() -> list[type]:
     return [each for each, names in parameters.items() if not any(name in names for name in wrappers)]
 
 
-def is_legacy_optimizer(optimizer: Any) -> bool:
+def is_legacy_optimizer(optimizer: Optimizer) -> bool:
     """Whether this is one of Keras 2's legacy optimizers, which store their slots differently."""
     return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
 
 
-def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]:
+def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Any]]:
     """Builds the optimizer on all variables and returns the slots that it creates for each of them.
 
     These are the variables that it derives from a variable, and those in its lists of one for each variable.
-
-    Args:
-        optimizer: A Keras optimizer that is not built yet.
-        variables: Trainable variables, in the order in which they will be updated.
 
     Returns:
         One list of slot variables per variable.
@@ -109,7 +105,7 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
     slots: dict[int, list[Any]] = {id(tensor_variable(variable)): [] for variable in variables}
     derive = core.add_variable_from_reference
 
-    def derive_and_remember(reference: Any, *args: Any, **kwargs: Any) -> Any:
+    def derive_and_remember(reference: Variable, *args: Any, **kwargs: Any) -> Any:
         slot = derive(reference, *args, **kwargs)
         slots[id(tensor_variable(reference))].append(slot)
         return slot
@@ -147,12 +143,12 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
     return found
 
 
-def has_loss_scaling(optimizer: Any) -> bool:
+def has_loss_scaling(optimizer: Optimizer) -> bool:
     """Whether this is a wrapper that scales losses by a factor that it may change."""
     return optimizer_core(optimizer) is not optimizer
 
 
-def loss_scale(optimizer: Any) -> tf.Tensor | None:
+def loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
     """The factor of every loss that the optimizer asks for, float32; None without loss scaling."""
     if not has_loss_scaling(optimizer):
         constant = getattr(optimizer, "loss_scale_factor", None)  # of Keras 3
@@ -162,13 +158,13 @@ def loss_scale(optimizer: Any) -> tf.Tensor | None:
     return tf.cast(optimizer.loss_scale, tf.float32)
 
 
-def adapted_loss_scale(optimizer: Any) -> tf.Tensor | None:
+def adapted_loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
     """The same factor if the optimizer halves it where gradients are not finite; otherwise None."""
     adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
     return loss_scale(optimizer) if adapts else None
 
 
-def optimizer_state(optimizer: Any) -> list[Any]:
+def optimizer_state(optimizer: Optimizer) -> list[Any]:
     """All variables of a built optimizer: slots, counters, the learning rate, and those of loss scaling."""
     core = optimizer_core(optimizer)
     found = [*core.variables]
@@ -181,7 +177,7 @@ def optimizer_state(optimizer: Any) -> list[Any]:
     return found
 
 
-def record_finite(optimizer: Any, finite: bool) -> None:
+def record_finite(optimizer: Optimizer, finite: bool) -> None:
     """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
 
     Must run in a cross-replica context. Does nothing without loss scaling.
@@ -199,24 +195,17 @@ def record_finite(optimizer: Any, finite: bool) -> None:
 
 def apply_reduced_gradients(
     strategy: tf.distribute.Strategy,
-    optimizer: Any,
+    optimizer: Optimizer,
     gradients: Any,
-    variables: Sequence[Any],
+    variables: Sequence[Variable],
     *,
     decays: Sequence[Any] | None = None,
     move: Callable[[], None] | None = None,
 ) -> None:
     """Lets the optimizer apply gradients that are already reduced over replicas, once, by the method that Keras calls.
 
-    Must run in the cross-replica context.
-
-    Args:
-        strategy: The strategy.
-        optimizer: The built optimizer; a loss scale that changes is not applied.
-        gradients: One gradient per variable, as replicas have them: none is None, and sparse ones have no duplicate rows.
-        variables: The variables.
-        decays: One factor of the weight decay per variable, numbers or scalars; None: all are 1.
-        move: Changes the variables further; moving averages of variables then include the change.
+    Must run in the cross-replica context. None of the gradients is None, and sparse ones have no duplicate rows. `decays`
+    are factors of the weight decay, one per variable. `move` changes the variables before moving averages are updated.
     """
     core = optimizer_core(optimizer)
     applied = core if strategy.num_replicas_in_sync == 1 else _without_reduction(core)
@@ -243,7 +232,7 @@ def apply_reduced_gradients(
             _update_averages(strategy, core, variables)
 
 
-def _without_reduction(optimizer: Any) -> Any:
+def _without_reduction(optimizer: Optimizer) -> Any:
     """The optimizer, with the same attributes, of a class that does not add up gradients over replicas once more."""
     changed = type(type(optimizer).__name__, (type(optimizer),), dict.fromkeys(BY_REPLICAS, lambda self, pairs: list(pairs)))
     same: Any = object.__new__(changed)
@@ -251,7 +240,9 @@ def _without_reduction(optimizer: Any) -> Any:
     return same
 
 
-def _decay(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any], factors: Sequence[Any]) -> None:
+def _decay(
+    strategy: tf.distribute.Strategy, optimizer: Optimizer, variables: Sequence[Variable], factors: Sequence[Any]
+) -> None:
     """Decays each variable as the optimizer itself does before an update, times a factor."""
     if not KERAS_3:
         optimizer._compute_current_learning_rate()
@@ -263,7 +254,7 @@ def _decay(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence
             assign(strategy, variable, value - value * part * tf.cast(rate, value.dtype))
 
 
-def _update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any]) -> None:
+def _update_averages(strategy: tf.distribute.Strategy, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
     """Updates the optimizer's moving averages of some variables, as it does itself at the end of an update."""
     number = tf.identity(tensor_variable(optimizer.iterations).read_value())
     # Keras 3's first average is the value after the first update; Keras 2 averages it with the initial value.

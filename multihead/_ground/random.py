@@ -1,16 +1,17 @@
-"""Random numbers as functions of a seed and the step, so that a resumed run repeats them.
-
-TensorFlow's own stateless random numbers differ between a plain graph and XLA. Here the finalizer of SplitMix64 (Steele,
-Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) is applied to a counter instead.
-"""
+"""Helpers on tensors: random numbers that a resumed run repeats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from multihead._ground.types import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -23,15 +24,8 @@ def _mixed(bits: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(31, tf.uint64)))
 
 
-def uniform(shape: Sequence[Any], seed: int, step: Any, stream: int = 0) -> tf.Tensor:
-    """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn.
-
-    Args:
-        shape: Shape of the result.
-        seed: The method's seed.
-        step: The number of updates applied so far, an integer scalar.
-        stream: Distinguishes several draws at the same step.
-    """
+def uniform(shape: Sequence[Any], seed: int, step: Tensor, stream: int = 0) -> tf.Tensor:
+    """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn."""
     # Scalars, because a vector of such constants loses its highest bits in graphs of TensorFlow 2.21.
     of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
     key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(step, tf.int64), tf.uint64))
@@ -42,7 +36,80 @@ def uniform(shape: Sequence[Any], seed: int, step: Any, stream: int = 0) -> tf.T
     return tf.reshape(tf.cast(high, tf.float32) * 2.0**-24, shape)
 
 
-def normal(shape: Sequence[Any], seed: int, step: Any) -> tf.Tensor:
+def normal(shape: Sequence[Any], seed: int, step: Tensor) -> tf.Tensor:
     """Standard normal numbers, float32, by the Box-Muller method; arguments as for `uniform`."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, step, 1)))
     return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, step, 2))
+
+
+def random_numbers() -> Any:
+    """The state of Python's and NumPy's random numbers, as JSON."""
+    (version, numbers, gauss), (name, key, *others) = _present()
+    return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
+
+
+def restore_random_numbers(saved: Any) -> None:
+    """Restores the result of `random_numbers`."""
+    version, numbers, gauss = saved["python"]
+    name, key, *others = saved["numpy"]
+    _set(((version, tuple(numbers), gauss), (name, np.array(key, np.uint32), *others)))
+
+
+_END = object()
+
+
+class RandomStream:
+    """Global random numbers of one part of a program, which do not depend on what other parts draw.
+
+    Batches are read again in a resumed run, but callbacks are not called again. Both may draw global random numbers; with a
+    stream of their own, the batches are the same.
+    """
+
+    def __init__(self) -> None:
+        self._state: Any = None
+        self._first: Any = None
+
+    def start(self) -> None:
+        """Begins the stream with the present state; before, everybody draws from the same numbers."""
+        self._first = random_numbers()
+        self._state = _present()
+
+    def end(self) -> None:
+        """Ends the stream. If nobody else has drawn meanwhile, the global state is what it would be without the stream."""
+        state, self._state = self._state, None
+        if state is not None and random_numbers() == self._first:
+            _set(state)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """A context in which global random numbers come from the stream."""
+        if self._state is None:
+            yield
+            return
+        outside = _present()
+        _set(self._state)
+        try:
+            yield
+        finally:
+            self._state = _present()
+            _set(outside)
+
+    def over(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Batches whose making draws from the stream."""
+        with self.drawing():
+            iterator = batches()
+        while True:
+            with self.drawing():
+                found = next(iterator, _END)
+            if found is _END:
+                return
+            yield found
+
+
+def _present() -> Any:
+    return random.getstate(), np.random.get_state(legacy=True)
+
+
+def _set(state: Any) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])

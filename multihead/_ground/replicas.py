@@ -1,4 +1,4 @@
-"""Communication between the replicas of a `tf.distribute` strategy."""
+"""Helpers on tensors: communication between the replicas of a `tf.distribute` strategy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.gradients import with_none
+from multihead._ground.calls import as_is
+from multihead._ground.keras import KERAS_3
+from multihead._ground.tensors import with_none
+from multihead._ground.types import Layer
 
 
 def num_replicas() -> int:
@@ -27,7 +29,7 @@ def on_any_replica(flags: list[tf.Tensor]) -> list[tf.Tensor]:
     """Where booleans hold on at least one replica; all tensors have one shape, and cross in one exchange."""
     if num_replicas() == 1:
         return flags
-    return tf.unstack(all_reduce_sum(tf.cast(tf.stack(flags), tf.float32)) > 0)
+    return list(tf.unstack(all_reduce_sum(tf.cast(tf.stack(flags), tf.float32)) > 0))
 
 
 def all_reduce_sum(value: Any) -> Any:
@@ -62,6 +64,26 @@ def once(action: Callable[[], None]) -> None:
         tf.distribute.get_replica_context().merge_call(as_is(lambda strategy: action()))
 
 
-def is_chief(model: Any) -> bool:
+def is_chief(model: Layer) -> bool:
     """Whether this worker writes the files that all workers share."""
     return bool(model.distribute_strategy.extended.should_checkpoint)
+
+
+def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy's replicas are in several processes."""
+    return bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
+
+
+def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Computes results of metrics over all replicas, inside a replica.
+
+    Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return results()
+    computed: dict[str, Any] = context.merge_call(as_is(lambda strategy: results()))
+    if KERAS_3 and has_several_workers(context.strategy):
+        # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
+        return {name: tf.reshape(value, [1]) for name, value in computed.items()}
+    return computed

@@ -1,24 +1,72 @@
-"""Argument checks. All error messages have the same form: argument, rule, received value, remedy."""
+"""Checks and errors. All messages have the same form: argument, rule, received value, remedy."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from multihead._ground.names import did_you_mean
+from multihead._ground.tensors import in_xla
+from multihead._ground.types import Layer
+
+
+def nearest(given: Any, known: Iterable[Any]) -> Any:
+    """The known name that a misspelt one was probably meant to be; None if none is similar.
+
+    Capitals, hyphens and underscores do not count.
+    """
+    by_text = {plain(name): name for name in known}
+    close = difflib.get_close_matches(plain(given), by_text, n=1)
+    return by_text[close[0]] if close else None
+
+
+def plain(name: Any) -> str:
+    """A name without capitals, hyphens and underscores."""
+    return str(name).replace("_", "").replace("-", "").lower()
+
+
+def did_you_mean(given: Iterable[Any], known: Iterable[Any], otherwise: str) -> str:
+    """The last sentence of a message: the known name nearest to a given, unknown one, or else what to do instead."""
+    known = list(known)
+    found = [near for near in (nearest(name, known) for name in given) if near is not None]
+    return f"Did you mean {found[0]!r}?" if found else otherwise
+
+
+def names_known_to(get: Callable[[str], Any], module: Layer) -> list[str]:
+    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once."""
+    found: dict[str, None] = {}
+    for name, each in vars(module).items():
+        if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
+            names = (snake_case(name), name.lower(), name)
+            known = next((each for each in names if _is_known(get, each)), None)
+            found.update({} if known is None else {known: None})
+    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if _is_known(get, name)]
+    return [*sorted(found), *(name for name in abbreviations if name not in found)]
+
+
+def _is_known(get: Callable[[str], Any], name: str) -> bool:
+    try:
+        return callable(get(name))
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def snake_case(name: str) -> str:
+    """The name that Keras derives from the name of a class: `"auc"` from `"AUC"`."""
+    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
 
 
 def quoted(names: Iterable[Any], most: int | None = None) -> str:
-    """Formats names as a list: `'a', 'b'`, or `none`.
-
-    Args:
-        names: The names.
-        most: How many of them to show; None for all.
-    """
+    """Formats names as a list: `'a', 'b'`, or `none`."""
     shown = [repr(name) for name in names]
     hidden = 0 if most is None else max(len(shown) - most, 0)
     return ", ".join(shown[:most]) + (f" and {hidden} others" if hidden else "") or "none"
@@ -129,3 +177,122 @@ def check_dense(argument: str, value: Any) -> None:
             f"{argument} must have a known number of axes. Received: a shape that is unknown until it runs. Set it in the "
             "data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature` of `from_generator`."
         )
+
+
+def check_pattern(argument: str, pattern: Any) -> None:
+    """Checks that a key of a dict is a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"`{argument}` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for example, "
+            "'embedding'."
+        ) from error
+
+
+def check_found(argument: str, values: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """Checks that each pattern is found in a path; warns of one that decides nothing, because others come before it."""
+    found = {pattern: [path for path in paths if re.search(pattern, path)] for pattern in values}
+    absent = [pattern for pattern in found if not found[pattern]]
+    if absent:
+        raise ValueError(
+            f"`{argument}` must have regular expressions that are found in the path of a variable. Received: "
+            f"{quoted(absent)}; the paths are {quoted(paths, most=20)}. "
+            f"{did_you_mean(absent, dict.fromkeys(_parts(paths)), 'Correct it, or leave it out.')}"
+        )
+    for pattern in found:
+        first = {next(each for each in found if path in found[each]) for path in found[pattern]}
+        if pattern not in first and any(values[each] != values[pattern] for each in first):
+            warnings.warn(
+                f"`{argument}` has a key without effect: {pattern!r}. The first key that is found in a path decides, and "
+                f"{quoted(sorted(first))} comes before it. Put {pattern!r} first, or leave it out.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _parts(paths: Iterable[str]) -> Iterable[str]:
+    """The names in paths, then all that lies between two slashes."""
+    names = [path.split("/") for path in paths]
+    for length in range(1, 1 + max(map(len, names), default=0)):
+        for each in names:
+            yield from ("/".join(each[start : start + length]) for start in range(len(each) - length + 1))
+
+
+# What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
+_IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
+
+# TensorFlow's report of an error in a Python generator: its class and message, a trace, and who asked for the batch.
+_IN_GENERATOR = re.compile(
+    r"^(?:[^\n]*\}\} )?(\w+: [^\n]*)\nTraceback \(most recent call last\):.*IteratorGetNext", re.MULTILINE | re.DOTALL
+)
+
+# TensorFlow's report of a worker that no longer answers.
+_OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error could be from|$)", re.DOTALL)
+
+# AutoGraph's report of an error: lines of source code before it.
+_WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
+
+
+def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[tf.Tensor]:
+    """Raises an error unless a condition holds. A graph compiled by XLA continues: XLA has no errors.
+
+    A graph computes the message in any case: one operation that asserts is cheaper than a condition around it.
+
+    Args:
+        holds: A boolean scalar.
+        message: Gives the parts of the message, strings and tensors of numbers; the first part begins with a backtick.
+
+    Returns:
+        Control dependencies for the operations that must not run otherwise.
+    """
+    if tf.executing_eagerly():
+        if not bool(holds):
+            raise ValueError("".join(part if isinstance(part, str) else _as_words(part) for part in message()))
+        return []
+    return [] if in_xla() else [tf.raw_ops.Assert(condition=holds, data=message(), summarize=10)]
+
+
+def _as_words(values: tf.Tensor) -> str:
+    return " ".join(f"{value:.9g}" if values.dtype.is_floating else str(value) for value in np.ravel(values))
+
+
+def in_short(error: Exception) -> str:
+    """The message of an error of TensorFlow or Keras in one line: without the traces and arguments around it."""
+    text = re.sub(r"\x1b\[\d+m|\{\{[^}]*\}\} ?", "", str(error))
+    text = re.split(r"\n\s*(?:Call arguments|Arguments) received by", text)[0]
+    text = re.split(r"\n\s*(?:\w+\.)*\w*Error: |Exception encountered when calling [^\n]*\n", text)[-1]
+    return " ".join(text.split())
+
+
+@contextmanager
+def errors_in_words() -> Iterator[None]:
+    """Within, errors of `stop_unless` from a graph, and errors while it is traced, are raised with their message alone."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        of_generator, of_worker = _IN_GENERATOR.search(error.message), _OF_A_WORKER.search(error.message)
+        in_graph = _IN_GRAPH.search(error.message)
+        if in_graph is not None:
+            plain: Exception = ValueError(in_graph.group(1).replace("] [", "").replace("\\'", "'"))
+        elif of_worker is not None:
+            plain = RuntimeError(
+                "The other workers must run until `fit` ends, but one of them has stopped. Received: "
+                f"{' '.join(of_worker.group(1).split())} Start the program again on all workers; with "
+                "`multihead.callbacks.Checkpoint`, in a folder that they share, training continues where it stopped."
+            )
+        elif of_generator is not None:
+            plain = RuntimeError(
+                f"`x` raised an error while it made a batch. Received: {of_generator.group(1)}. The updates made so "
+                "far are kept; correct the generator, or continue from a checkpoint (`multihead.callbacks.Checkpoint`)."
+            )
+        else:
+            raise
+    except (ValueError, TypeError) as error:
+        found = _WHILE_TRACED.search(str(error))
+        if found is None:
+            raise
+        plain = type(error)(found.group(1).rstrip())
+    else:
+        return
+    raise plain

@@ -126,16 +126,10 @@ class Checkpoint(keras.callbacks.Callback):
         self.assign(trainer, snapshot)
 
     def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-        """Says how what was saved differs from what is present.
-
-        Args:
-            what: What is present, in words.
-            remedy: What to do.
-            saved: What was saved, in words by name.
-            present: What is present, by the same names.
+        """Says how what was saved, as text by name, differs from what is present; a warning if the checkpoint is not strict.
 
         Raises:
-            ValueError: Always, if the checkpoint is strict; else a warning.
+            ValueError: The checkpoint is strict.
         """
         table = side_by_side(saved, present)
         text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n{table}\n"

@@ -9,17 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import (
-    OPTIONS_OF_COMPILE,
-    SCALING,
-    STACK,
-    all_layers,
-    random_states,
-    tensor_variable,
-    use_seed_variables,
-)
+from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
+from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
-from multihead._ground.state import module_variables, state_variables
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
 
@@ -52,7 +44,7 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
 def _own_state(trainer: Any) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
     spec, logs = trainer.update_spec, trainer.log_metrics
-    own = [tensor_variable(trainer.updates_before), spec.awake, spec.faults.state, spec.faults.of_epoch]
+    own = [tensor_variable(trainer.updates_before), spec.awake, *spec.faults.state]
     return [*own, *logs.counters]
 
 
@@ -82,11 +74,6 @@ def found_in(root: Any) -> list[Any]:
 
 
 _HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
-
-
-def names_of_logs(trainer: Any) -> list[str]:
-    """The names of the statistics that a training step logs; none before the trainer is built."""
-    return [] if trainer.log_metrics is None else trainer.log_metrics.names()
 
 
 def draw_from_variables(trainer: Any) -> None:
@@ -191,9 +178,3 @@ def _written(variable: tf.Variable) -> np.ndarray:
 
 def _read(value: np.ndarray, variable: tf.Variable) -> np.ndarray:
     return value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
-
-
-def reset_metrics(trainer: keras.Model) -> None:
-    """Resets the metrics, as at the begin of an epoch."""
-    for metric in trainer.metrics:
-        metric.reset_state()

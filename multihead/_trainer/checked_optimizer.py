@@ -8,9 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.errors import in_short
 from multihead._ground.keras import overridden
-from multihead._ground.names import did_you_mean, nearest
 from multihead._ground.optimizers import (
     APPLYING,
     BY_REPLICAS,
@@ -22,7 +20,7 @@ from multihead._ground.optimizers import (
     optimizer_names,
     optimizer_takes_over,
 )
-from multihead._ground.validation import is_number, quoted
+from multihead._ground.validation import did_you_mean, in_short, is_number, nearest, quoted
 from multihead.heads._named import NamedHead
 
 INSTEAD = {
@@ -54,10 +52,6 @@ _BY_NAME = {
 
 def check_optimizer(optimizer: Any, num_replicas: int = 1) -> Any:
     """Returns a Keras optimizer for an optimizer, its name or its configuration.
-
-    Args:
-        optimizer: The optimizer.
-        num_replicas: The number of replicas that it is to update.
 
     Raises:
         ValueError: The optimizer is unknown, a legacy optimizer, or contains another one; it clips or accumulates gradients
@@ -159,11 +153,6 @@ def _check_methods(optimizer: Any, num_replicas: int) -> None:
 
 def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
     """Checks that the optimizer has the weight decay that is to be multiplied.
-
-    Args:
-        optimizer: The optimizer.
-        rates: The encoder's factors, by the name of their argument.
-        heads: The heads.
 
     Raises:
         ValueError: A factor would have no effect.

@@ -1,20 +1,38 @@
-"""The gradients of an update as pairs with their variables, for a custom training loop."""
+"""Custom training loops: the gradients of an update as pairs with their variables, computed, measured and applied."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from multihead._data.arguments import read_batches
+from multihead._data.arrays import as_arrays
+from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
-from multihead._ground.keras import Gradient, tensor_variable
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
-from multihead._update.broken import Broken
-from multihead._update.network import Gradients, Network
-from multihead._update.update import Change, Update
+from multihead._ground.calls import functions_run_eagerly
+from multihead._ground.keras import tensor_variable
+from multihead._ground.optimizers import loss_scale
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Gradient
+from multihead._ground.validation import check_choice, check_positive_whole, errors_in_words
+from multihead._trainer.options import BALANCE_AT
+from multihead._trainer.scaling import check_known, fit_scalings_to, scaling_variables
+from multihead._trainer.state import TrainerState
+from multihead._update.apply import apply_update, clip
+from multihead._update.batch import Batch
+from multihead._update.evaluate import HeadGradients, gradients_by_head
+from multihead._update.faults import Broken
+from multihead._update.network import ByOwner, Network
+from multihead._update.pipeline import compute_update
+from multihead._update.spec import Plan, UpdateSpec
+from multihead._update.update import Change, RollBack, Update
+from multihead.diagnosis import Diagnosis
+from multihead.diagnosis._measure import diagnose
 
 
 class ComputedGradient(tuple[Any, Any]):
@@ -99,7 +117,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
             "`grads_and_vars` must contain only trainable variables of the trainer. Received: "
             f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
         )
-    gradients = Gradients.of([given.get(key) for key in known], network.variables)
+    gradients = network.variables.like([given.get(key) for key in known])
     broken = Broken.of_gradients(network, gradients)
     updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
     (update,) = updates.values() if len(updates) == 1 else (None,)
@@ -116,7 +134,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
     )
 
 
-def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
+def _active_by_gradients(network: Network, gradients: ByOwner) -> tf.Tensor:
     """Which heads gradients of unknown origin train: those with one that is not zero for a variable of their own.
 
     A head counts by the variables that no other head trains, if it has any; without variables it is active.
@@ -135,3 +153,166 @@ def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
 
 def _values(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+
+
+class CustomLoops(TrainerState):
+    """The parts of an update for training loops other than `fit`, and measurements of gradients."""
+
+    @errors_in_words()
+    def compute_gradients(self, batch: Any) -> ComputedGradients:
+        """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
+
+        Args:
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors. With
+                `gradient_accumulation_steps`, a list of at most so many of these tuples, whose examples make one update.
+
+        Returns:
+            Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
+            without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
+            in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
+            `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
+            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs. The list also
+            has `loss`, the total loss, and `losses`, each head's mean loss by name (NaN while it is idle): float32 scalars,
+            over all replicas.
+
+        Raises:
+            ValueError: The batch has targets for an unknown head, or there are more or fewer batches than
+                `gradient_accumulation_steps` allows.
+        """
+        options = self._assert_ready("compute_gradients")
+        check_known(self._setup.heads, "compute_gradients")
+        batches = [self._prepared(each) for each in batches_of_update(batch, options.gradient_accumulation_steps)]
+        with self._at_step() as spec:
+            update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
+        return pairs_of(spec.network, update)
+
+    @errors_in_words()
+    def head_gradients(self, batch: Any, at: str = "representation") -> HeadGradients:
+        """Computes each head's gradients on a batch, without training: no variable changes.
+
+        All heads with labels in the batch take part, whatever the schedule. A row is the gradient of the head's weighted
+        mean loss; a balancer of the trainer is not applied.
+
+        Args:
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
+            at: `"representation"`: the gradients with respect to each floating-point leaf of the representation, with the
+                leaf's shape, `[batch, ...]`; on several replicas, of the replica's own examples. `"parameters"`: those with
+                respect to each trainable variable of the encoder, over all replicas.
+
+        Returns:
+            A dict from head name to a list of gradients: dense tensors, `tf.IndexedSlices`, or None where the head does not
+            depend on the leaf or the variable. It also has `gramian` (`[num_heads, num_heads]` float64, over all replicas),
+            `norms` (`[num_heads]`), `cosines` (`[num_heads, num_heads]`, NaN for a head without a gradient), and `own`:
+            pairs of gradient and variable for the variables of the heads' own modules. Read these in the `tf.function` in
+            which the gradients are computed. `balancing.balance` takes it as it is.
+
+        Raises:
+            ValueError: The batch has targets for an unknown head, or `at` is another string.
+
+        Example:
+            >>> import keras
+            >>> from multihead import MultiHeadTrainer
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam")
+            >>> targets = {"price": tf.ones([8, 1]), "size": tf.zeros([8, 1])}
+            >>> batch = tf.ones([8, 3]), targets
+            >>> found = trainer.head_gradients(batch, at="parameters")
+            >>> [tuple(gradient.shape) for gradient in found["price"]]
+            [(3, 4), (4,)]
+            >>> tuple(found.cosines.shape)
+            (2, 2)
+        """
+        self._assert_ready("head_gradients")
+        check_known(self._setup.heads, "head_gradients")
+        check_choice("at", at, BALANCE_AT)
+        prepared = self._prepared(batch)
+        with self._at_step() as spec:
+            return gradients_by_head(spec, at, prepared, self.update_count, loss_scale(self.optimizer))
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
+        """Clips and applies gradients as one update, for a custom training loop.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable: the list that `compute_gradients` returned, or your own. A
+                variable with None, or without a pair, does not change, and neither do its optimizer slots. In a list of
+                your own, a head whose gradients are all None or zero is idle: its variables and slots do not change.
+
+        Returns:
+            Whether the update was applied: False if a gradient is not finite, or if there is none.
+
+        Raises:
+            ValueError: The trainer is not built yet, or a variable does not belong to it.
+        """
+        self._assert_ready("apply_gradients")
+        if self._built is None:
+            raise ValueError(
+                "`apply_gradients` requires a built trainer. Received: a trainer that has seen no data. "
+                "Call `compute_gradients(batch)` or `fit` first."
+            )
+        with self._at_step() as spec:
+            update = to_apply(spec.network, grads_and_vars, self.update_count)
+            return apply_update(spec, self.optimizer, clip(spec, update))
+
+    @errors_in_words()
+    def diagnose(
+        self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
+    ) -> Diagnosis:
+        """Measures the heads' gradients without training, and suggests what to change.
+
+        Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, for each
+        batch, in training mode, for all heads regardless of the schedule, and before balancing. Variables and metrics do
+        not change. A `target_scaling` that no `fit` has learned yet is that of the labels in these batches.
+
+        Args:
+            x: The data, as for `fit`; or a list of batches.
+            y: The targets by head name, if `x` are arrays.
+            sample_weight: The sample weights by head name, if `x` are arrays.
+            batch_size: The batch size, if `x` are arrays; 32 by default.
+            batches: The maximum number of batches to measure.
+
+        Returns:
+            The measurements, the findings and `suggestion`, keyword arguments for `compile`: `NormFloor()` if it would act,
+            and a `target_scaling` for heads in raw units. `print` shows all of it.
+
+        Raises:
+            ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
+            TypeError: `x` is neither arrays with `y` nor an iterable of batches.
+        """
+        self._assert_ready("diagnose")
+        limit = check_positive_whole("batches", batches)
+        data = read_batches(x, y, sample_weight, self._setup.all_names, batch_size)
+        prepared = [self._prepared(batch) for batch in itertools.islice(data, limit)]
+        if not prepared:
+            raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
+        spec = self._require_built().spec
+        of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
+        before = RollBack([*spec.network.state, *of_metrics, *scaling_variables(self._setup.heads)])
+        try:
+            fit_scalings_to(prepared, spec, eagerly=self._runs_eagerly)
+            with functions_run_eagerly(self._runs_eagerly):
+                return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
+        finally:
+            before.restore()
+
+    def _prepared(self, batch: Any) -> Batch:
+        """A batch of a custom training loop, as tensors."""
+        return self._unpack(as_arrays("batch", tuple(batch)))
+
+    @contextmanager
+    def _at_step(self) -> Iterator[UpdateSpec]:
+        """How the next update is computed; within the context, a graph checks that it was traced for the present period."""
+        spec = self._require_built().trainable()
+        stage = self.stage
+        following = spec.periods[stage + 1 :]
+        checks = []
+        if following and not tf.executing_eagerly():
+            start, end = spec.periods[stage].start, following[0].start
+            message = (
+                f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
+                "Pass `trainer.stage` to it as an argument, so that it is traced again for each period"
+            )
+            checks = [tf.debugging.assert_less(self.update_count, tf.constant(end, tf.int64), message=message)]
+        with tf.control_dependencies(checks):
+            yield replace(spec, layers_every=0).under(Plan(), stage)

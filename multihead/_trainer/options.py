@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
-from multihead._ground.names import did_you_mean, nearest
 from multihead._ground.optimizers import optimizer_arguments
-from multihead._ground.validation import check_choice, check_positive_whole, quoted
+from multihead._ground.validation import check_choice, check_positive_whole, nearest, quoted
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._kinds import every
+from multihead.heads import Head
 from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
+Compile = TypeVar("Compile", bound=Callable[..., None])
 BALANCE_AT = ("representation", "parameters")
 _OF_HEADS = {
     "loss": "loss",
@@ -33,20 +35,27 @@ _OF_HEADS = {
 """The arguments of Keras's `compile` that ours does not have, with the argument of `add_head` that stands for each."""
 
 
-def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Explains where an argument belongs that `compile` does not have: to a head, to the optimizer, or nowhere.
+def explains_arguments(compile_: Compile) -> Compile:
+    """Lets `compile` say where an argument that it does not have belongs, if that is a head or the optimizer."""
+    known = inspect.signature(compile_).parameters
 
-    Args:
-        positional: What `compile` was given after the optimizer, by position.
-        options: What it was given by names that it does not have.
+    @wraps(compile_)
+    def explained(self: Any, *given: Any, **options: Any) -> None:
+        _refuse({**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}})
+        compile_(self, *given, **options)
+
+    return cast(Compile, explained)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Says where arguments that `compile` does not have belong.
 
     Raises:
-        TypeError: There is something.
+        TypeError: One of them belongs to a head or to the optimizer, or has another name.
     """
-    given = {**dict(zip(_OF_HEADS, positional)), **options}
     if not given:
         return
-    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(NamedHead).parameters} | _OF_HEADS
+    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
     of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
     for name, value in given.items():
         if name in INSTEAD:
@@ -65,9 +74,6 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
                 f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
                 f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
             )
-    known, (name, value) = ["target_scaling", *(field.name for field in fields(CompileOptions))], next(iter(given.items()))
-    hint = did_you_mean([name], known, "Correct its name, or omit it.")
-    raise TypeError(f"`{name}` is no argument of `compile`. Received: {name}={value!r}. {hint}")
 
 
 def _hint(given: Any, module: Any, example: str) -> str:
@@ -122,77 +128,62 @@ class CompileOptions:
                 "part of it, change the gradients between `compute_gradients` and `apply_gradients`."
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
-        telemetry = check_choice("telemetry", self.telemetry, LEVELS)
+        check_choice("telemetry", self.telemetry, LEVELS)
         check_choice("jit_compile", self.jit_compile, (None, True, False, "auto"))
         check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
-        whole = {
-            name: check_positive_whole(name, getattr(self, name))
-            for name in ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
-        }
         if not isinstance(self.check_labels, bool):
             raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
-        if balancer is not None:
-            self._check_level(balancer)
-            self._check_gathering(
-                balancer, whole["balance_every"], whole["micro_batches"] * whole["gradient_accumulation_steps"]
-            )
+        whole = ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
+        rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
+        changed: dict[str, Any] = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
+        changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
+        changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
+        changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
+        found = replace(self, **changed)
+        found._check_balancer()
         for method in (weighting, balancer, schedule):
             if method is not None:
                 method.bind(head_names)
-        rates = {
-            name: check_rate(name, getattr(self, name))
-            for name in ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
-        }
-        methods = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
-        others = {"telemetry": telemetry, "steps_per_execution": check_steps_at_once(self.steps_per_execution)}
-        return CompileOptions(**{**self.by_name(), **methods, **whole, **rates, **others})
+        return found
 
     @property
     def updates_at_once(self) -> int:
         """The number of updates after which Keras calls callbacks; 1 if it changes."""
         return 1 if isinstance(self.steps_per_execution, str) else int(self.steps_per_execution or 1)
 
-    def by_name(self) -> dict[str, Any]:
-        """The options by argument name of `compile`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def of_keras(self) -> dict[str, Any]:
         """The options that are passed on to the `compile` of Keras."""
-        options: dict[str, Any] = {
-            "run_eagerly": bool(self.run_eagerly),
-            "steps_per_execution": self.steps_per_execution,
-        }
+        options = {"run_eagerly": bool(self.run_eagerly), "steps_per_execution": self.steps_per_execution}
         return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
 
     def balancer_to_use(self) -> Any:
         """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
         return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
 
-    def _check_level(self, balancer: Any) -> None:
-        if self.balance_at not in balancer.levels:
+    def _check_balancer(self) -> None:
+        """Checks that the balancer, if it needs gradients and not only inner products, can be used with the options."""
+        name = type(self.balancer).__name__
+        if self.balancer is not None and self.balance_at not in self.balancer.levels:
             raise ValueError(
-                f"`balance_at` must be one of {quoted(balancer.levels)} for {type(balancer).__name__}. "
+                f"`balance_at` must be one of {quoted(self.balancer.levels)} for {name}. "
                 f"Received: balance_at={self.balance_at!r}. Change it, or choose another balancer."
             )
-
-    def _check_gathering(self, balancer: Any, balance_every: int, num_micro_batches: int) -> None:
-        """Checks that a balancer which needs gradients, not only inner products, can be used with these options."""
-        if "gradients" not in balancer.uses:
+        if self.balancer is None or "gradients" not in self.balancer.uses:
             return
-        name = type(balancer).__name__
-        if balance_every > 1:
+        if self.balance_every > 1:
             raise ValueError(
                 f"`balance_every` must be 1 for {name}, which has no coefficients to reuse. "
-                f"Received: balance_every={balance_every}. Omit it."
+                f"Received: balance_every={self.balance_every}. Omit it."
             )
+        parts = self.micro_batches * self.gradient_accumulation_steps
         num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if self.balance_at == "representation" and (num_micro_batches > 1 or num_replicas > 1):
+        if self.balance_at == "representation" and (parts > 1 or num_replicas > 1):
             raise ValueError(
                 f"`balance_at` must be 'parameters' for {name} with several micro-batches, batches or replicas: it needs "
                 "the gradients themselves, and at the representation each micro-batch has only its own. Received: "
-                f"balance_at='representation' with {num_micro_batches} micro-batches and {num_replicas} replicas. Change "
+                f"balance_at='representation' with {parts} micro-batches and {num_replicas} replicas. Change "
                 "it, or use one batch without micro-batches, on one replica."
             )
 
@@ -210,10 +201,6 @@ _INSTEAD_OF_METHODS = {
 
 def check_methods(kind: type, base: type) -> None:
     """Checks that a subclass of a trainer overrides only methods that are called.
-
-    Args:
-        kind: The class of the trainer.
-        base: `MultiHeadTrainer`.
 
     Raises:
         ValueError: The subclass overrides another one.
@@ -308,12 +295,6 @@ def check_compile(
     optimizer: Any, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
 ) -> tuple[Any, CompileOptions]:
     """The optimizer and the options of `compile`, checked together with the heads.
-
-    Args:
-        optimizer: The optimizer.
-        options: The options.
-        heads: The heads.
-        strategy: The trainer's strategy.
 
     Raises:
         ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.

@@ -12,8 +12,9 @@ import tensorflow as tf
 from multihead._data.arguments import Call
 from multihead._data.data import num_examples
 from multihead._ground import replicas
-from multihead._ground.autograph import graph_function
-from multihead._ground.keras import has_several_workers, tensor_variable
+from multihead._ground.calls import graph_function
+from multihead._ground.keras import tensor_variable
+from multihead._ground.replicas import has_several_workers
 from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels

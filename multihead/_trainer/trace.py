@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.errors import in_short
-from multihead._ground.keras import all_layers, created_outside_of_graphs, keras_mask, variable_name
-from multihead._ground.state import module_variables, recurrent_states, state_variables
-from multihead._ground.validation import quoted
+from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
+from multihead._ground.keras import variable_name
+from multihead._ground.layers import all_layers, module_variables, recurrent_states, state_variables
+from multihead._ground.validation import in_short, quoted
 from multihead._update.batch import Batch, batch_size, sample_of
-from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions
-from multihead._update.representation import DetachedRepresentation
+from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._named import NamedHead
 from multihead.heads._reads import described
 
@@ -75,13 +73,7 @@ def trace_predictions(
 
 
 class _Tracer:
-    """Forward passes of an encoder and heads.
-
-    Args:
-        encoder: The encoder.
-        heads: The heads.
-        known: The heads that are built.
-    """
+    """Forward passes of an encoder and heads."""
 
     def __init__(self, encoder: Any, heads: Sequence[NamedHead], known: Mapping[str, Any]) -> None:
         self._encoder = encoder
@@ -287,14 +279,6 @@ def read_by_loss(
     encoder: Any, heads: Sequence[NamedHead], head: NamedHead, targets: Any, predictions: tf.TensorSpec, *, eagerly: bool
 ) -> tuple[Any, ...]:
     """The trainable variables of the encoder and the heads that the loss of a head reads by itself.
-
-    Args:
-        encoder: The built encoder.
-        heads: All heads.
-        head: The built head.
-        targets: The spec of its targets.
-        predictions: The spec of its predictions.
-        eagerly: Whether losses run as plain Python.
 
     Raises:
         ValueError: The loss reads other trainable variables, which no update would train.

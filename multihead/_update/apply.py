@@ -1,16 +1,15 @@
-"""Clips and applies an update once, after all gradients are accumulated, reduced and combined."""
+"""Clips and applies an update once, after all gradients are accumulated, reduced and combined; then tells the methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
-from multihead._ground.graphs import in_xla
+from multihead._ground.calls import as_is
 from multihead._ground.optimizers import (
     adapted_loss_scale,
     apply_reduced_gradients,
@@ -18,18 +17,17 @@ from multihead._ground.optimizers import (
     record_finite,
 )
 from multihead._ground.replicas import assign, local
-from multihead._ground.where import where
-from multihead._update.faults import Faults, Seen
-from multihead._update.network import Gradients
-from multihead._update.roll_back import RollBack
-from multihead._update.scale import Scaling, apply_scaled
+from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._method import Observation
+from multihead._update.evaluate import loss_sums_after
+from multihead._update.scale import apply_scaled
 from multihead._update.spec import UpdateSpec
-from multihead._update.update import Change
+from multihead._update.update import Change, RollBack, Update
 from multihead.clipping import keeps_finite
 
 AnyChange = TypeVar("AnyChange", bound=Change)
 Groups = Sequence[tuple[list[int], list[tf.Variable]]]
-"""As in `Ownership`."""
+"""As in `UpdateSpec.groups`."""
 
 
 def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
@@ -37,78 +35,62 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
     if spec.clip is None:
         return update
     gradients = update.gradients
-    clipped = Gradients.of([*spec.clip(gradients.of_losses), *gradients.weighting], spec.network.variables)
+    clipped = spec.network.variables.like([*spec.clip(gradients.of_losses), *gradients.weighting])
     return replace(update, clipped=clipped)
 
 
 def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
-    """Applies a clipped update once, or skips it completely, and remembers what was not finite; see `apply_once`.
-
-    Args:
-        spec: How updates are applied.
-        optimizer: The built optimizer.
-        update: The update.
-        batch: The position of the update's first batch in the epoch, if it is known.
-
-    Returns:
-        Whether the update was applied, a boolean scalar.
-    """
-    return apply_once(spec, optimizer, update, Observed(spec.faults, batch, adapted_loss_scale(optimizer)))
-
-
-class Observed(NamedTuple):
-    """Who remembers updates that are not finite.
-
-    Attributes:
-        faults: Remembers them.
-        batch: The position of the update's first batch in the epoch, if it is known.
-        loss_scale: The factor of loss scaling if the optimizer adapts it, or None.
-    """
-
-    faults: Faults
-    batch: tf.Tensor | None
-    loss_scale: tf.Tensor | None
-
-
-def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Observed | None = None) -> tf.Tensor:
-    """Applies one update, or skips it completely if a loss or gradient is not finite, or there is nothing to train.
+    """Applies a clipped update once, or skips it completely if a loss or gradient is not finite, or there is none.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
-    gradient is zero. Frozen variables and their slots are left out.
-
-    Args:
-        spec: The network and the ownership of its variables.
-        optimizer: The built optimizer.
-        update: The update, clipped.
-        observed: Who remembers updates that are not finite, if anyone does.
+    gradient is zero. Frozen variables and their slots are left out. What was not finite is remembered, with `batch`, the
+    position in the epoch of the update's first batch, if it is known.
 
     Returns:
         Whether the update was applied, a boolean scalar.
     """
     network, gradients = spec.network, update.clipped.all
-    positions = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
-    if not positions and network.frozen:  # all that the active heads train: the update counts, and nothing changes
+    places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
+    if not places and network.frozen:  # all that the active heads train: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
-        positions = [i for i in range(len(gradients)) if i not in network.frozen]
-    context, targets = tf.distribute.get_replica_context(), [network.variables.all[i] for i in positions]
-    once = _Once(optimizer, targets, _may_stay(spec, update), update.roll_back, _scaling(spec, positions), observed)
-    given = {} if observed is None else {"loss_scale": observed.loss_scale, "batch": observed.batch}
-    seen = Seen(update.broken, update.trains_any, update.step, **given)
-    if not positions:
-        context.merge_call(once.leave, args=(seen, update.roll_back.values))
-        return tf.constant(False)
+        places = [i for i in range(len(gradients)) if i not in network.frozen]
+    variables, groups = [network.variables.all[i] for i in places], _may_stay(spec, update)
+    trains_any = update.trains_any if places else tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
-    present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(positions, targets)]
+    present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(places, variables)]
     # What `update.broken` has not looked at: clipped by a user's own class, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
     if keeps_finite(spec.clip):
         known |= {id(gradient) for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)}
-    flags = [is_finite(gradient) for gradient in present if id(gradient) not in known]
-    finite = all_of([~update.broken.is_any, *flags])
-    applies = finite & seen.trains_any
+    finite = all_of([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
+    applies = finite & trains_any
+    seen = (finite, trains_any, applies, update.step, update.broken, adapted_loss_scale(optimizer), batch)
+
+    @as_is
+    def apply_or_skip(strategy: Any, gradients: Any, active: Any, seen: Any, data: Any, saved: Any) -> None:
+        """Applies the gradients if that is to be done; otherwise restores the saved values."""
+        seen = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)
+        finite, trains_any, applies, step, broken, scale, batch = seen
+
+        def apply() -> None:
+            of_heads = tf.unstack(local(strategy, active))
+            _apply_to_active(strategy, spec, optimizer, gradients, places, groups, of_heads, step)
+            record_finite(optimizer, True)
+
+        def skip() -> None:
+            update.roll_back.restore_all(strategy, saved)
+            if places and has_loss_scaling(optimizer):
+                tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
+            spec.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
+
+        if places:
+            tf.cond(applies, apply, skip)
+        else:
+            skip()
+
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
-    args = (present, finite, applies, update.active, seen, update.data, update.roll_back.values)
-    context.merge_call(once.apply_or_skip, args=args)
+    args = (present, update.active, seen, update.data, update.roll_back.values)
+    tf.distribute.get_replica_context().merge_call(apply_or_skip, args=args)
     return applies
 
 
@@ -116,8 +98,7 @@ def _may_stay(spec: UpdateSpec, update: Change) -> Groups:
     """The variables that must not change while their heads are idle, and these heads, without those that all heads train."""
     always = {k for k, never in enumerate(update.never_idle) if never}
     num_heads = len(spec.network.heads)
-    groups = spec.ownership.groups
-    return [(owners, group) for owners, group in groups if len(owners) < num_heads and not always & set(owners)]
+    return [(owners, group) for owners, group in spec.groups if len(owners) < num_heads and not always & set(owners)]
 
 
 def _as_variable(gradient: Any, variable: Any) -> Any:
@@ -125,83 +106,38 @@ def _as_variable(gradient: Any, variable: Any) -> Any:
     return gradient if gradient.dtype == variable.dtype else map_values(lambda v: tf.cast(v, variable.dtype), gradient)
 
 
-def _scaling(spec: UpdateSpec, positions: Sequence[int]) -> Scaling | None:
-    """How far the variables at some positions move; None if all move as far as the optimizer moves them."""
-    if spec.rates.is_plain:
-        return None
-    return Scaling(
-        variables=[spec.network.variables.all[i] for i in positions],
-        slots=[spec.ownership.slots[i] for i in positions],
-        steps=[spec.rates.steps[i] for i in positions],
-        decays=[spec.rates.decays[i] for i in positions],
-    )
+def _apply_to_active(
+    strategy: Any,
+    spec: UpdateSpec,
+    optimizer: Any,
+    gradients: Any,
+    places: Sequence[int],
+    groups: Groups,
+    active: Sequence[tf.Tensor],
+    step: tf.Tensor,
+) -> None:
+    """Applies the gradients of the variables at some places, and restores the groups whose heads are all idle."""
+    stay = [variable for _, group in groups for variable in group]
+    unless_idle = _always if _are_few(stay) else partial(_if_any_is_idle, active)
+    before = unless_idle(lambda: RollBack(stay).values, [variable.dtype for variable in stay])
+    variables, rates = [spec.network.variables.all[i] for i in places], spec.rates
+    with tf.control_dependencies(before):
+        if rates.is_plain:
+            apply_reduced_gradients(strategy, optimizer, gradients, variables)
+        else:
+            factors = [(rates.steps[i], rates.decays[i]) for i in places]
+            apply_scaled(strategy, optimizer, gradients, variables, [spec.slots[i] for i in places], factors, step)
 
+    def restore() -> list[tf.Tensor]:
+        old_values = iter(before)
+        for owners, group in groups:
+            is_trained = any_of([active[k] for k in owners])
+            for variable in group:
+                assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
+        return []
 
-@dataclass(frozen=True)
-class _Once:
-    """One application of the optimizer, in the cross-replica context."""
-
-    optimizer: Any
-    targets: Sequence[Any]
-    groups: Groups
-    roll_back: RollBack
-    scaling: Scaling | None
-    observed: Observed | None
-
-    def apply_or_skip(
-        self,
-        strategy: tf.distribute.Strategy,
-        gradients: Any,
-        finite: Any,
-        applies: Any,
-        active: Any,
-        seen: Any,
-        data: Any,
-        saved: Any,
-    ) -> None:
-        """Applies the gradients if that is to be done; otherwise restores the saved values."""
-        finite, local_seen = local(strategy, finite), _local(strategy, seen)
-
-        def apply() -> None:
-            self._apply_to_active(strategy, gradients, active, local_seen.step)
-            record_finite(self.optimizer, True)
-
-        def skip() -> None:
-            self.roll_back.restore_all(strategy, saved)
-            if has_loss_scaling(self.optimizer):
-                tf.cond(finite, lambda: None, lambda: record_finite(self.optimizer, False))
-            if self.observed is not None:
-                self.observed.faults.skipped(strategy, local_seen, data)
-
-        tf.cond(local(strategy, applies), apply, skip)
-
-    def leave(self, strategy: tf.distribute.Strategy, seen: Any, saved: Any) -> None:
-        """Restores the saved values after an update that has no gradients."""
-        self.roll_back.restore_all(strategy, saved)
-        if self.observed is not None:
-            self.observed.faults.count_skipped(strategy, _local(strategy, seen))
-
-    def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: tf.Tensor) -> None:
-        of_heads = tf.unstack(local(strategy, active))
-        variables = [variable for _, group in self.groups for variable in group]
-        unless_idle = _always if _are_few(variables) else partial(_if_any_is_idle, of_heads)
-        before = unless_idle(lambda: RollBack(variables).values, [variable.dtype for variable in variables])
-        with tf.control_dependencies(before):
-            if self.scaling is None:
-                apply_reduced_gradients(strategy, self.optimizer, gradients, self.targets)
-            else:
-                apply_scaled(strategy, self.optimizer, self.scaling, gradients, step)
-
-        def restore() -> list[tf.Tensor]:
-            old_values = iter(before)
-            for owners, group in self.groups:
-                is_trained = any_of([of_heads[k] for k in owners])
-                for variable in group:
-                    assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
-            return []
-
-        if variables:
-            unless_idle(restore, [])
+    if stay:
+        unless_idle(restore, [])
 
 
 _FEW = 2**16
@@ -221,16 +157,22 @@ def _always(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -
 def _if_any_is_idle(
     active: Sequence[tf.Tensor], action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]
 ) -> list[tf.Tensor]:
-    """The result of an action if a head is idle; otherwise nothing runs, since to copy a large head takes long.
-
-    Args:
-        active: For each head, whether it is active.
-        action: Returns tensors.
-        dtypes: Their dtypes.
-    """
+    """The tensors of some dtypes that an action returns if a head is idle; otherwise nothing runs: a copy takes long."""
     return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
 
 
-def _local(strategy: tf.distribute.Strategy, seen: Seen) -> Seen:
-    """What is known of an update, as the first replica knows it."""
-    return tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)
+def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
+    """Calls `observe` of the weighting, the balancer and the schedule."""
+    weights, after = update.losses.given, None
+    if "losses_after" in spec.uses:
+        after = weights.times_means(weights.mean_losses(loss_sums_after(spec, update, applied)))
+    seen = Observation(
+        step=update.step,
+        active=weights.meeting,
+        losses=update.losses.weighted if spec.weighting is not None or "losses" in spec.uses else None,
+        norms=update.norms,
+        gramian=update.combined.at_representation,
+        losses_after=after,
+    )
+    for method in spec.methods:
+        method.observe(seen, applied)

@@ -1,50 +1,26 @@
-"""Evaluating a batch: the heads' loss sums and counts, and the losses that modules add."""
+"""Batches without training: losses and metrics, the losses after an update, and each head's gradients apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.gradients import computed_if
-from multihead._ground.where import where
-from multihead._update.added_losses import loss_of_call, loss_of_weights, sum_of
-from multihead._update.batch import batch_size
-from multihead._update.encode import call_encoder
-from multihead._update.labels import Labels, count_labels, rows_for, with_counts
-from multihead._update.network import Network
-from multihead.heads._named import NamedHead
-
-
-class Evaluated(NamedTuple):
-    """The sums of a batch on one replica.
-
-    Attributes:
-        loss_sums: `[num_heads]` unweighted loss sums over labelled elements.
-        counts: `[num_heads]` counts of these elements.
-        added_loss: Regularization and `add_loss` losses, of the encoder and of the heads that would be trained; or None.
-        num_examples: The number of examples, float32.
-    """
-
-    loss_sums: tf.Tensor
-    counts: tf.Tensor
-    added_loss: tf.Tensor | None
-    num_examples: tf.Tensor
-
-
-def measure(heads: Sequence[NamedHead], representation: Any, labels: Sequence[Labels | None]) -> None:
-    """Updates the metrics of heads that are not trained.
-
-    Args:
-        heads: The heads.
-        representation: The representation.
-        labels: Each head's labels; None for a head without targets.
-    """
-    for head, of_head in zip(heads, labels):
-        if of_head is not None:
-            predictions = head.predict(representation, of_head.targets, training=False)
-            head.update_metrics(of_head.targets, predictions, of_head.weights, representation)
+from multihead import schedules
+from multihead._ground import replicas
+from multihead._ground.calls import in_inference_mode
+from multihead._ground.tensors import computed_if, inner_products, where
+from multihead._update.batch import Batch, batch_size
+from multihead._update.labels import Labels, count_labels, measure, rows_for, runs, with_counts
+from multihead._update.micro_batches import MicroBatch, accumulate
+from multihead._update.network import Network, loss_of_call, loss_of_weights, sum_of
+from multihead._update.pipeline import compute_update
+from multihead._update.representation import Rows, call_encoder, cosines_of, times
+from multihead._update.spec import UpdateSpec
+from multihead._update.update import RollBack, Update
+from multihead._update.ways import CombinedFirst, PassPerHead
 
 
 def evaluate_batch(
@@ -53,15 +29,12 @@ def evaluate_batch(
     labels: Sequence[Labels | None],
     weights: tf.Tensor,
     measured: Sequence[Labels | None] = (),
-) -> Evaluated:
-    """Runs the modules in inference mode and updates the heads' metrics.
+) -> dict[str, Any]:
+    """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads' own, `[num_heads]`.
 
-    Args:
-        network: The encoder and the heads.
-        inputs: The inputs.
-        labels: Each head's labels; None for a head without targets.
-        weights: `[num_heads]`: the heads' own weights.
-        measured: The labels of each head that is only measured.
+    Returns:
+        This replica's `losses`, `[num_heads]` unweighted loss sums over labelled elements; the `counts` of these; the losses
+        that are `added` by the encoder and the heads that would be trained, or None; and the number of `examples`, float32.
     """
     representation = call_encoder(network.encoder, inputs, training=False)
     measure(network.measured, representation, measured)
@@ -69,18 +42,19 @@ def evaluate_batch(
     counts = count_labels(labels)
     active = (counts > 0) & (weights > 0)
     sums, added = list[Any](), [loss_of_call(network.encoder)]
-    for k, (head, of_head) in enumerate(zip(network.heads, labels)):
+    for k, of_head in enumerate(labels):
         if of_head is None:
             sums.append(tf.constant(0.0))
             continue
 
-        def evaluated(head: NamedHead = head, labels: Labels = of_head) -> list[Any]:
+        def evaluated(k: int = k, labels: Labels = of_head) -> list[Any]:
+            head = network.heads[k]
             read, labels = rows_for(head, representation, labels)
             predictions = head.predict(read, labels.targets, training=False)
             head.update_metrics(labels.in_units, predictions, labels.weights, read)
             return [head.loss_sum(labels.targets, predictions, labels.weights), loss_of_call(head.module)]
 
-        if head.loss.takes_labelled_rows:
+        if network.heads[k].loss.takes_labelled_rows:
             scalar = tf.zeros([0], tf.int32)
             loss_sum, of_module = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
         else:
@@ -89,4 +63,97 @@ def evaluate_batch(
         if of_module is not None:
             added.append(where(active[k], of_module, 0.0))
     added.append(loss_of_weights(network, active))
-    return Evaluated(tf.stack(sums), counts, sum_of(added), tf.cast(batch_size(inputs), tf.float32))
+    examples = tf.cast(batch_size(inputs), tf.float32)
+    return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added), "examples": examples}
+
+
+def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` loss sums of an update's examples on this replica, after the update was applied.
+
+    The modules run in training mode, as for the losses before the update, and their state is restored afterwards.
+    """
+    network, active = spec.network, update.active
+    before = RollBack(network.state)
+
+    def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
+        with in_inference_mode(network.frozen_layers):
+            representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
+        sums = []
+        for k, labels in enumerate(micro_batch.labels):
+
+            def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
+                head = network.heads[k]
+                read, labels = rows_for(head, representation, labels)
+                with in_inference_mode(network.frozen_layers):
+                    predictions = head.predict(read, labels.targets, training=True, step=update.step)
+                return [head.loss_sum(labels.targets, predictions, labels.weights)]
+
+            scalar = [tf.constant([], tf.int32)]
+            condition = active[k] if labels is None else runs(network.heads[k], active[k], labels)
+            sums.append(tf.constant(0.0) if labels is None else computed_if(condition, loss_sum, scalar)[0])
+        return tf.stack(sums)
+
+    with tf.control_dependencies([applied, *before.values]):
+        again = update.micro_batches.copied()
+        sums = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
+    with tf.control_dependencies([sums]):
+        before.restore()
+    return sums
+
+
+class HeadGradients(dict[str, list[Any]]):
+    """Each head's gradients by its name, one for each variable of the encoder or each leaf of the representation.
+
+    Attributes:
+        own: Pairs of gradient and variable for the heads' own variables, and for those of the weighting.
+    """
+
+    own: tuple[tuple[Any, Any], ...] = ()
+    _is_of_replica = False
+
+    @property
+    def gramian(self) -> tf.Tensor:
+        """`[num_heads, num_heads]` float64 inner products of the heads' gradients, summed over replicas."""
+        products = inner_products(list(self.values()))
+        return replicas.all_reduce_sum(products) if self._is_of_replica else products
+
+    @property
+    def norms(self) -> tf.Tensor:
+        """`[num_heads]` float64 norms of the heads' gradients."""
+        return tf.sqrt(tf.linalg.diag_part(self.gramian))
+
+    @property
+    def cosines(self) -> tf.Tensor:
+        """`[num_heads, num_heads]` float32 cosines between the heads' gradients; NaN for a head without a gradient."""
+        return cosines_of(self.gramian)
+
+
+def update_of_heads_apart(
+    spec: UpdateSpec, at: str, batch: Batch, step: tf.Tensor, loss_scale: tf.Tensor | None
+) -> tuple[Update, Rows]:
+    """The update of a batch, of all heads whatever the schedule and without balancing, and each head's gradients in it.
+
+    Those `at` the `"representation"` are this replica's, those at the `"parameters"` over all replicas.
+    """
+    together = schedules.Together()
+    together.bind([head.name for head in spec.network.heads])
+    of_representation = at == "representation"
+    way = CombinedFirst(None, inner_products) if of_representation else PassPerHead(None, inner_products, at_parameters=True)
+    alone = replace(spec, schedule=together, num_micro_batches=1, way=way, layers_every=0)
+    update = compute_update(alone, [batch], step, loss_scale)
+    combined = update.combined
+    return update, combined.leaves if of_representation else times(combined.rows, update.losses.factors)
+
+
+def gradients_by_head(
+    spec: UpdateSpec, at: str, batch: Batch, step: tf.Tensor, loss_scale: tf.Tensor | None
+) -> HeadGradients:
+    """Each head's gradients of its weighted mean loss; afterwards all variables are what they were."""
+    before = RollBack(spec.state)
+    update, rows = update_of_heads_apart(spec, at, batch, step, loss_scale)
+    before.restore()
+    of_encoder = len(spec.network.variables.encoder)
+    found = HeadGradients({head.name: list(row) for head, row in zip(spec.network.heads, rows)})
+    found.own = tuple(zip(update.gradients.all[of_encoder:], spec.network.variables.all[of_encoder:]))
+    found._is_of_replica = at == "representation"
+    return found

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.errors import stop_unless
-from multihead._ground.gradients import all_of
+from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, variable_name
+from multihead._ground.layers import module_variables
 from multihead._ground.replicas import assign
-from multihead._ground.state import module_variables
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
-from multihead._update.broken import Broken
-from multihead._update.network import Network
+from multihead._ground.tensors import all_of, is_finite, where
+from multihead._ground.validation import quoted, stop_unless
+from multihead._update.network import ByOwner, Network
 
 ON_NONFINITE = ("skip", "raise")
 """The values of `on_nonfinite=`."""
@@ -24,136 +23,53 @@ INPUTS, LABELS = 1, 2
 """The data of an update that were not finite: its inputs, or else the labels and their weights; 0 if neither."""
 
 
-class Memory(NamedTuple):
-    """What `Faults` remembers between updates: names for the parts of one int64 vector.
+class Broken(NamedTuple):
+    """The losses and gradients of an update that are not finite, before clipping; equal on all replicas.
 
     Attributes:
-        vector: `[5 + num_heads + number of variables]`: how many updates in a row were skipped up to the last fault;
-            whether training must stop; then of the last fault: the number of updates before it, the position in the epoch
-            of its first batch, or -1, which data, heads and variables were not finite.
-        num_heads: The number of heads.
+        heads: `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains.
+        losses: `[num_heads]` booleans: the loss.
+        variables: A boolean for the gradient of each of the network's variables.
     """
 
-    vector: Any
-    num_heads: int
+    heads: tf.Tensor
+    losses: tf.Tensor
+    variables: tf.Tensor
 
     @classmethod
-    def of(
-        cls, *, in_a_row: Any, stops: Any, step: Any, batch: Any, data: Any, heads: tf.Tensor, variables: tf.Tensor
-    ) -> Memory:
-        """Packs the parts into one vector."""
-        scalars = tf.stack([tf.cast(each, tf.int64) for each in (in_a_row, stops, step, batch, data)])
-        vector = tf.concat([scalars, tf.cast(heads, tf.int64), tf.cast(variables, tf.int64)], axis=0)
-        return cls(vector, int(heads.shape[0]))
+    def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:
+        """Of an update whose losses are not known."""
+        flags = [tf.constant(True) if each is None else is_finite(each) for each in gradients.all]
+        variables = ~tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+        first = len(network.variables.encoder)
+        own = [[i - first in positions for i in range(len(flags))] for positions in network.own]
+        heads = tf.reduce_any(tf.constant(own, tf.bool) & variables, axis=1)
+        return cls(heads=heads, losses=tf.zeros_like(heads), variables=variables)
 
-    def counting(self, *, in_a_row: Any, stops: Any) -> Memory:
-        """The same last fault, with other counts."""
-        counts = tf.stack([tf.cast(each, tf.int64) for each in (in_a_row, stops)])
-        return self._replace(vector=tf.concat([counts, self.vector[2:]], axis=0))
+    def with_losses(
+        self, active: tf.Tensor, loss_sums: tf.Tensor, at_representation: tf.Tensor, norms: tf.Tensor | None
+    ) -> Broken:
+        """The same of an update with `[num_heads]` loss sums of this replica.
 
-    @property
-    def in_a_row(self) -> Any:
-        """The number of updates in a row that were skipped up to the last fault, which is one of them."""
-        return self.vector[0]
-
-    @property
-    def stops(self) -> Any:
-        """1 if training must stop, else 0."""
-        return self.vector[1]
-
-    @property
-    def step(self) -> Any:
-        """The number of updates before that of the last fault."""
-        return self.vector[2]
+        `at_representation` is above 0 where a gradient there is not finite, other than those whose `norms` are given.
+        """
+        losses, at_representation = replicas.on_any_replica([~tf.math.is_finite(loss_sums), at_representation > 0])
+        found = [losses, at_representation, self.heads]
+        if norms is not None:
+            found.append(~tf.math.is_finite(norms))
+        return self._replace(heads=active & reduce(tf.logical_or, found), losses=active & losses)
 
     @property
-    def batch(self) -> Any:
-        """The position in the epoch of the first batch of the last fault, from 0; -1 if it is not known."""
-        return self.vector[3]
+    def is_any(self) -> tf.Tensor:
+        """Whether there is anything, a boolean scalar."""
+        return tf.reduce_any(tf.concat([self.heads, self.variables], axis=0))
 
-    @property
-    def data(self) -> Any:
-        """`INPUTS`, `LABELS` or 0: the data of the last fault that were not finite."""
-        return self.vector[4]
-
-    @property
-    def heads(self) -> Any:
-        """`[num_heads]`: 1 where a head of the last fault was not finite, else 0."""
-        return self.vector[5 : 5 + self.num_heads]
-
-    @property
-    def variables(self) -> Any:
-        """1 for each variable whose gradient was not finite in the last fault, else 0."""
-        return self.vector[5 + self.num_heads :]
-
-
-class Counted(NamedTuple):
-    """What `Faults` counts in an epoch: names for the parts of one int64 vector.
-
-    Attributes:
-        vector: `[2 + num_heads + number of variables]`: the number of skipped updates; of those that only lower the factor
-            of loss scaling; and in how many others each head, and each variable, was not finite.
-        num_heads: The number of heads.
-    """
-
-    vector: Any
-    num_heads: int
-
-    @property
-    def skipped(self) -> Any:
-        """The number of skipped updates, those with which loss scaling lowers its factor included."""
-        return self.vector[0]
-
-    @property
-    def overflows(self) -> Any:
-        """The number of those with which loss scaling lowers its factor."""
-        return self.vector[1]
-
-    @property
-    def heads(self) -> Any:
-        """The positions of heads that were not finite."""
-        return [k for k, number in enumerate(self.vector[2 : 2 + self.num_heads]) if number]
-
-    @property
-    def variables(self) -> Any:
-        """The positions of variables whose gradients were not finite."""
-        return [i for i, number in enumerate(self.vector[2 + self.num_heads :]) if number]
+    def __or__(self, other: Broken) -> Broken:
+        return Broken(*map(tf.logical_or, self, other))
 
 
 Data = Sequence[Any]
 """The floating-point tensors of an update's inputs, and those of its labels; see `Change.data`."""
-
-
-class Seen(NamedTuple):
-    """What is known of an update where it is applied or skipped, outside of the replicas.
-
-    Attributes:
-        broken: Which losses and gradients were not finite.
-        trains_any: Whether there was anything to train, a boolean scalar.
-        step: The number of updates applied before it.
-        loss_scale: The factor of loss scaling, or None.
-        batch: The position in the epoch of its first batch; None if it is not known.
-    """
-
-    broken: Broken
-    trains_any: tf.Tensor
-    step: tf.Tensor
-    loss_scale: tf.Tensor | None = None
-    batch: tf.Tensor | None = None
-
-    @property
-    def is_fault(self) -> tf.Tensor:
-        """Whether the update, which was skipped, was skipped for a fault, not to lower the factor of loss scaling."""
-        if self.loss_scale is None:
-            return self.trains_any
-        return self.trains_any & (tf.reduce_any(self.broken.losses) | (self.loss_scale <= 1))
-
-    @property
-    def overflows(self) -> tf.Tensor | None:
-        """Whether it was skipped only so that loss scaling halves its factor, to a value above 1; None without scaling."""
-        if self.loss_scale is None:
-            return None
-        return self.trains_any & ~tf.reduce_any(self.broken.losses) & (self.loss_scale > 2)
 
 
 class Faults:
@@ -167,82 +83,80 @@ class Faults:
         mode: One of `ON_NONFINITE`.
         limit: The number of updates skipped in a row at which training stops; None: it does not.
         window: The number of batches of an update.
+
+    Attributes:
+        numbers: `[4]` int64, of the last fault: how many updates in a row were skipped up to it; the number of updates
+            before it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must
+            stop, they stay as they are until it has.
+        flags: For each head, and then for each variable, whether it was not finite in the last fault.
+        numbers_of_epoch: `[2]` int64: how many updates were skipped, and how many of them because loss scaling lowers its
+            factor.
+        flags_of_epoch: As `flags`, for all others of the epoch.
     """
 
     def __init__(self, network: Network, mode: str, limit: int | None, window: int) -> None:
-        self.mode = mode
-        self._window = window
-        self._limit = limit
+        self._network, self._mode, self._window = network, mode, window
+        self._limit = 1 if mode == "raise" else limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
-        self._network = network
-        self.state = self._vector(5)  # that of `Memory`
-        self.of_epoch = self._vector(2)  # that of `Counted`
-
-    def _vector(self, num_scalars: int) -> tf.Variable:
-        """A vector of some numbers, one per head, and one per variable."""
-        return first_replica_variable(tf.zeros([num_scalars + len(self._heads) + len(self._variables)], tf.int64))
+        flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
+        self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)
+        self.numbers_of_epoch, self.flags_of_epoch = map(first_replica_variable, (tf.zeros([2], tf.int64), flags))
 
     def fits(self, network: Network) -> bool:
         """Whether this was made for the same heads and variables."""
         names = [variable_name(variable) for variable in network.variables.all]
         return self._variables == names and self._heads == [head.name for head in network.heads]
 
+    @property
+    def state(self) -> list[tf.Variable]:
+        """All variables."""
+        return [self.numbers, self.flags, self.numbers_of_epoch, self.flags_of_epoch]
+
     def reset_epoch(self) -> None:
         """Forgets the counts of an epoch."""
-        self.of_epoch.assign(tf.zeros_like(self.of_epoch))
+        for variable in (self.numbers_of_epoch, self.flags_of_epoch):
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
 
-    def counted(self) -> Counted:
-        """The counts of the epoch so far, as Python knows them."""
-        return Counted(tf.convert_to_tensor(self.of_epoch).numpy().tolist(), len(self._heads))
+    # ------------------------------------------------------------------------------------------- within a step
 
-    def skipped(self, strategy: tf.distribute.Strategy, seen: Seen, data: Data) -> None:
+    def skipped(
+        self,
+        strategy: tf.distribute.Strategy,
+        broken: Broken,
+        trains_any: tf.Tensor,
+        step: tf.Tensor,
+        loss_scale: tf.Tensor | None,
+        data: Data = ((), ()),
+        batch: tf.Tensor | None = None,
+    ) -> None:
         """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
-        Args:
-            strategy: The strategy.
-            seen: The update.
-            data: Its data, of all replicas.
+        `trains_any` is whether there was anything to train, `loss_scale` None unless the optimizer adapts it, and `batch`
+        the position in the epoch of the first batch, if it is known.
         """
-        before, fault = self._before(), seen.is_fault
+        fault, overflows = trains_any, None
+        if loss_scale is not None:
+            has_losses = tf.reduce_any(broken.losses)
+            fault &= has_losses | (loss_scale <= 1)
+            overflows = trains_any & ~has_losses & (loss_scale > 2)
+        numbers, flags = self.numbers.read_value(), tf.concat([broken.heads, broken.variables], axis=0)
+        in_a_row, last_step, *_ = tf.unstack(numbers)
         # No update was applied since a fault after as many updates, so that both are in a row.
-        run = where(tf.equal(before.step, seen.step), before.in_a_row, 0) + 1
-        stops = fault
-        if self.mode != "raise":
-            stops = tf.constant(False) if self._limit is None else fault & (run >= self._limit)
+        run = where(tf.equal(last_step, step), in_a_row, 0) + 1
         found = _not_finite(strategy, data)
-        self._remember(strategy, seen, found, fault & tf.equal(before.stops, 0), in_a_row=run, stops=stops)
-        self.count_skipped(strategy, seen)
+        is_new = fault if self._limit is None else fault & (in_a_row < self._limit)
+        new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])
+        assign(strategy, self.numbers, where(is_new, new, numbers))
+        assign(strategy, self.flags, where(is_new, flags, self.flags.read_value()))
+        counted = [1, 0] if overflows is None else [1, tf.cast(overflows, tf.int64)]
+        assign(strategy, self.numbers_of_epoch, self.numbers_of_epoch.read_value() + counted)
+        others = flags if overflows is None else flags & ~overflows
+        assign(strategy, self.flags_of_epoch, self.flags_of_epoch.read_value() | others)
         if tf.executing_eagerly():
             self.stop()
-        elif self.mode == "raise" or self._limit is not None:
-            stop_unless(~stops, lambda: self._in_numbers(seen.step, run, found, seen.broken))
-
-    def count_skipped(self, strategy: tf.distribute.Strategy, seen: Seen) -> None:
-        """Counts an update that was not applied; in the cross-replica context."""
-        if seen.overflows is None:
-            self._count(strategy, seen, tf.constant([1, 0], tf.int64))
-            return
-        overflows = tf.cast(seen.overflows, tf.int64)
-        self._count(strategy, seen, tf.stack([1, overflows]), 1 - overflows)
-
-    def _before(self) -> Memory:
-        return Memory(tf.unstack(self.state.read_value()), len(self._heads))
-
-    def _remember(
-        self, strategy: tf.distribute.Strategy, seen: Seen, data: tf.Tensor, is_new: tf.Tensor, **counts: Any
-    ) -> None:
-        """Replaces the last fault by an update, if it is a new one."""
-        place = {"step": seen.step, "batch": -1 if seen.batch is None else seen.batch, "data": data}
-        new = Memory.of(**counts, **place, heads=seen.broken.heads, variables=seen.broken.variables)
-        assign(strategy, self.state, where(is_new, new.vector, self.state.read_value()))
-
-    def _count(
-        self, strategy: tf.distribute.Strategy, seen: Seen, scalars: tf.Tensor, factor: tf.Tensor | None = None
-    ) -> None:
-        broken = tf.cast(tf.concat([seen.broken.heads, seen.broken.variables], axis=0), tf.int64)
-        broken = broken if factor is None else broken * factor
-        assign(strategy, self.of_epoch, self.of_epoch.read_value() + tf.concat([scalars, broken], axis=0))
+        elif self._limit is not None:
+            stop_unless(~(fault & (run >= self._limit)), lambda: self._in_numbers(step, run, found, broken))
 
     def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[Any]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""
@@ -257,38 +171,43 @@ class Faults:
         first = tf.argmax(tf.cast(broken.variables, tf.int32), output_type=tf.int64)
         return [*parts, " (1: not finite); first of the trainer's variables: number ", first, "; skipped in a row: ", run]
 
+    # ------------------------------------------------------------------------------------------- as text
+
     def stop(self) -> None:
         """Raises an error if an update has said that training must stop.
 
         Raises:
             ValueError: It must.
         """
-        memory = self._now()
-        if not memory.stops:
+        run, *_ = numbers = _now(self.numbers)
+        if self._limit is None or run < self._limit:
             return
-        message = self._message(memory.in_a_row)
-        self.state.assign(memory.counting(in_a_row=0, stops=0).vector)  # another `fit` may follow
-        raise ValueError(message)
-
-    def _message(self, run: int) -> str:
-        cause, remedy = self.cause()
-        if self.mode == "raise":
-            return (
+        self.numbers.assign([0, *numbers[1:]])  # another `fit` may follow
+        (cause, remedy), where = self.cause(), f"{self._names(_now(self.flags))}, {self.when()}"
+        if self._mode == "raise":
+            raise ValueError(
                 f"{cause} `on_nonfinite='raise'` requires finite losses and gradients. "
-                f"Received: a value that is not finite, {self.where()}. That update was not applied. {remedy}"
+                f"Received: a value that is not finite, {where}. That update was not applied. {remedy}"
             )
-        return (
+        raise ValueError(
             f"{cause} `max_skipped_updates={self._limit}` ends training after as many updates in a row that were skipped "
-            f"because a loss or gradient was not finite. Received: {run} such updates, the last one {self.where()}. {remedy}"
+            f"because a loss or gradient was not finite. Received: {run} such updates, the last one {where}. {remedy}"
         )
+
+    def counted(self) -> tuple[int, int, str | None]:
+        """The epoch so far: how many updates were skipped, and how many more for loss scaling; and from which heads.
+
+        The last is None if no update was skipped because it was not finite.
+        """
+        (skipped, overflows), flags = _now(self.numbers_of_epoch), _now(self.flags_of_epoch)
+        return skipped - overflows, overflows, self._names(flags) if any(flags) else None
 
     def cause(self) -> tuple[str, str]:
         """The most likely cause of the last fault, and what to do about it."""
-        memory = self._now()
-        heads = [name for name, flag in zip(self._heads, memory.heads) if flag]
-        if memory.data == INPUTS:
+        data, heads = _now(self.numbers)[3], [name for name, flag in zip(self._heads, _now(self.flags)) if flag]
+        if data == INPUTS:
             return "The inputs must be finite, and some are not.", "Replace NaN and infinity there, or omit these examples."
-        if memory.data == LABELS:
+        if data == LABELS:
             return (
                 f"The labels and sample weights must be valid, and some of head {quoted(heads)} are not.",
                 "Correct them; `compile(check_labels=True)`, without `jit_compile`, says which.",
@@ -307,28 +226,21 @@ class Faults:
         remedy = "Look there for logarithms, roots and divisions at 0; lower the learning rate, or clip gradients (`clip=`)."
         return what, remedy
 
-    def where(self) -> str:
-        """The last fault in words: its heads, its variables, its update and its batch."""
-        memory = self._now()
-        heads = [k for k, flag in enumerate(memory.heads) if flag]
-        variables = [i for i, flag in enumerate(memory.variables) if flag]
-        return f"{self.whose(heads, variables)}, {self.when()}"
-
-    def whose(self, heads: Sequence[int], variables: Sequence[int]) -> str:
-        """The heads at some positions in words and, unless the inputs spoil all of them, the variables."""
-        of_heads = f"from head {quoted(self._heads[k] for k in heads)}" if heads else "from the heads together"
-        if self._now().data == INPUTS:
-            return of_heads
-        names = [self._variables[i] for i in variables]
-        more = f" and {len(names) - 4} others" if len(names) > 4 else ""
-        return f"{of_heads}, in " + (f"the gradients of {quoted(names[:4])}{more}" if names else "the loss")
-
     def when(self) -> str:
         """The update and the batch of the last fault."""
-        memory = self._now()
-        batch, end = memory.batch, memory.batch + self._window - 1
-        batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {end}"
-        return f"at update {memory.step + 1}" + (f", {batches} of the epoch (counted from 0)" if batch >= 0 else "")
+        _, step, batch, _ = _now(self.numbers)
+        batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {batch + self._window - 1}"
+        return f"at update {step + 1}" + (f", {batches} of the epoch (counted from 0)" if batch >= 0 else "")
+
+    def _names(self, flags: Sequence[bool]) -> str:
+        """The heads that are marked and, unless the inputs spoil all of them, the variables, as text."""
+        of_heads = [name for name, flag in zip(self._heads, flags) if flag]
+        found = f"from head {quoted(of_heads)}" if of_heads else "from the heads together"
+        if _now(self.numbers)[3] == INPUTS:
+            return found
+        names = [name for name, flag in zip(self._variables, flags[len(self._heads) :]) if flag]
+        more = f" and {len(names) - 4} others" if len(names) > 4 else ""
+        return f"{found}, in " + (f"the gradients of {quoted(names[:4])}{more}" if names else "the loss")
 
     def _weights_not_finite(self) -> list[str]:
         """The names of the weights that are not finite now; a skipped update has not changed them."""
@@ -338,10 +250,12 @@ class Faults:
             values = [(each, tf.convert_to_tensor(each)) for each in variables.values() if each.dtype.is_floating]
             return [variable_name(each) for each, value in values if not tf.reduce_all(tf.math.is_finite(value))]
 
-    def _now(self) -> Memory:
-        with tf.init_scope():
-            values = tf.distribute.get_strategy().experimental_local_results(self.state)
-            return Memory(tf.convert_to_tensor(values[0]).numpy().tolist(), len(self._heads))
+
+def _now(variable: tf.Variable) -> list[Any]:
+    """The values of a variable, as Python knows them."""
+    with tf.init_scope():
+        values = tf.distribute.get_strategy().experimental_local_results(variable)
+        return tf.convert_to_tensor(values[0]).numpy().tolist()
 
 
 def _not_finite(strategy: tf.distribute.Strategy, data: Data) -> tf.Tensor:

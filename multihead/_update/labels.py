@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import computed_if
-from multihead._ground.keras import keras_mask, with_keras_mask
-from multihead._ground.state import state_kept
+from multihead._ground.calls import keras_mask, with_keras_mask
+from multihead._ground.layers import state_kept
+from multihead._ground.tensors import computed_if
 from multihead._update.batch import Batch, batch_size
-from multihead._update.encode import call_encoder
 from multihead._update.network import Network
-from multihead._update.representation import DetachedRepresentation
+from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._labels import labelled_rows
 from multihead.heads._named import NamedHead
 
@@ -71,14 +70,7 @@ class Labels(NamedTuple):
 def fully_labelled(
     network: Network, predictions: Sequence[Predictions], batch: Batch, complete: Collection[str]
 ) -> list[bool]:
-    """For each head, whether each element of a batch has a label that counts, which its structure and dtypes tell.
-
-    Args:
-        network: The encoder and the heads.
-        predictions: One entry per head.
-        batch: The batch.
-        complete: The names of heads none of whose targets mark a missing label.
-    """
+    """For each head, whether each element of a batch has a label that counts, which its structure and dtypes tell."""
     found = []
     for head, of_head in zip(network.heads, predictions):
         name, spec = head.name, head.label_spec
@@ -148,11 +140,6 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
 
     A count is a function of the targets, so a graph computes nothing else of these calls, unless the predictions' shape is
     unknown without them; their state is undone, as in `_prediction_masks`.
-
-    Args:
-        network: The encoder and the heads.
-        inputs: The batch's inputs.
-        labels: Each head's labels in the batch.
     """
     if not any(head.loss.has_count and each is not None for head, each in zip(network.heads, labels)):
         return list(labels)
@@ -206,30 +193,26 @@ def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
     return tf.stack([count(each) for each in labels])
 
 
-class Counts(NamedTuple):
-    """Numbers of labelled elements and of examples in an update, over all its batches; float32.
+def count_over_replicas(
+    batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The denominators of an update's losses, float32.
 
-    Attributes:
-        local: `[num_heads]` counts of labelled elements on this replica.
-        labels: The same over all replicas.
-        examples: The number of examples over all replicas.
-    """
-
-    local: tf.Tensor
-    labels: tf.Tensor
-    examples: tf.Tensor
-
-
-def count_over_replicas(batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]) -> Counts:
-    """Counts labelled elements and examples: the denominators of an update's losses.
-
-    Args:
-        batches: The update's batches on this replica.
-        labels: Each head's labels in each batch.
+    Returns:
+        `[num_heads]` counts of labelled elements in all batches on this replica, the same over all replicas, and the number
+        of examples over all replicas.
     """
     local = tf.add_n([count_labels(of_batch) for of_batch in labels])
     examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
     if replicas.num_replicas() == 1:
-        return Counts(local, local, examples)
+        return local, local, examples
     reduced = replicas.all_reduce_sum(tf.concat([local, [examples]], axis=0))
-    return Counts(local, reduced[:-1], reduced[-1])
+    return local, reduced[:-1], reduced[-1]
+
+
+def measure(heads: Sequence[NamedHead], representation: Any, labels: Sequence[Labels | None]) -> None:
+    """Updates the metrics of heads that are not trained; labels are None for a head without targets."""
+    for head, of_head in zip(heads, labels):
+        if of_head is not None:
+            predictions = head.predict(representation, of_head.targets, training=False)
+            head.update_metrics(of_head.targets, predictions, of_head.weights, representation)

@@ -1,4 +1,4 @@
-"""The network that an update trains: the encoder, the heads, their variables, and which heads train which variables."""
+"""The network that an update trains: the encoder, the heads, who trains which variables, and what layers add to the loss."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import Gradient, all_layers, tensor_variable
-from multihead._ground.state import own_state, state_variables
+from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, owner_names, state_variables
+from multihead._ground.tensors import where
 from multihead.heads._named import NamedHead
 
 
-class Variables(NamedTuple):
-    """Trainable variables by owner, each of them once.
+class ByOwner(NamedTuple):
+    """Trainable variables by owner, each of them once; or one gradient for each, None if no loss depends on the variable.
 
     Attributes:
-        encoder: Variables of the encoder.
-        heads: Variables of the heads that are not variables of the encoder.
-        weighting: Variables of the weighting.
+        encoder: Those of the encoder.
+        heads: Those of the heads that are not variables of the encoder.
+        weighting: Those of the weighting.
     """
 
     encoder: list[Any]
@@ -27,34 +28,19 @@ class Variables(NamedTuple):
     weighting: list[Any]
 
     @property
-    def all(self) -> list[Any]:
-        """All variables, in this order."""
-        return [*self.encoder, *self.heads, *self.weighting]
-
-
-class Gradients(NamedTuple):
-    """One gradient per variable of a network, grouped as in `Variables`; None if no loss depends on the variable."""
-
-    encoder: list[Gradient]
-    heads: list[Gradient]
-    weighting: list[Gradient]
-
-    @property
-    def of_losses(self) -> list[Gradient]:
-        """The gradients of the encoder and the heads, which are clipped."""
+    def of_losses(self) -> list[Any]:
+        """Those of the encoder and the heads, whose gradients are clipped."""
         return [*self.encoder, *self.heads]
 
     @property
-    def all(self) -> list[Gradient]:
-        """All gradients, in the order of `Variables.all`."""
+    def all(self) -> list[Any]:
+        """All of them, in this order."""
         return [*self.encoder, *self.heads, *self.weighting]
 
-    @classmethod
-    def of(cls, gradients: Sequence[Gradient], variables: Variables) -> Gradients:
-        """Splits a list in the order of `Variables.all`."""
-        end = len(variables.encoder) + len(variables.heads)
-        encoder, heads = gradients[: len(variables.encoder)], gradients[len(variables.encoder) : end]
-        return cls(encoder=list(encoder), heads=list(heads), weighting=list(gradients[end:]))
+    def like(self, values: Sequence[Any]) -> ByOwner:
+        """A list of something in the order of `all`, by owner."""
+        end = len(self.of_losses)
+        return ByOwner(list(values[: len(self.encoder)]), list(values[len(self.encoder) : end]), list(values[end:]))
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class Network:
 
     encoder: Any
     heads: tuple[NamedHead, ...]
-    variables: Variables
+    variables: ByOwner
     own: tuple[tuple[int, ...], ...]
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]
@@ -130,7 +116,7 @@ class Network:
         return cls(
             encoder=encoder,
             heads=tuple(heads),
-            variables=Variables(encoder=of_encoder, heads=of_heads, weighting=learned),
+            variables=ByOwner(encoder=of_encoder, heads=of_heads, weighting=learned),
             own=tuple(own),
             shared=tuple(shared),
             learned_by=owners,
@@ -152,18 +138,10 @@ class Network:
         """The TensorFlow variables of the encoder that the module of head `k` also contains."""
         return [tensor_variable(self.variables.encoder[i]) for i in self.shared[k]]
 
-    @property
-    def trains_encoder(self) -> list[bool]:
-        """For each of `encoder_tensors`, whether it is trained."""
-        return [i not in self.frozen for i in range(len(self.variables.encoder))]
-
-    def trains_own(self, k: int) -> list[bool]:
-        """For each of `own_tensors`, whether it is trained."""
-        return [len(self.variables.encoder) + i not in self.frozen for i in self.own[k]]
-
-    def trains_shared(self, k: int) -> list[bool]:
-        """For each of `shared_tensors`, whether it is trained."""
-        return [i not in self.frozen for i in self.shared[k]]
+    def trained(self, tensors: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Those of some variables that are not frozen."""
+        frozen = {id(tensor_variable(self.variables.all[i])) for i in self.frozen}
+        return [tensor for tensor in tensors if id(tensor) not in frozen]
 
     @property
     def frozen_layers(self) -> list[Any]:
@@ -197,30 +175,69 @@ class Network:
         of_heads = [[k for k in everyone if i in self.own[k]] for i in range(len(self.variables.heads))]
         return [*(everyone for _ in self.variables.encoder), *of_heads, *self.learned_by]
 
+    @property
+    def layers(self) -> dict[str, list[int]]:
+        """The encoder's layers that have trainable variables: the positions of these among those of the encoder, by name."""
+        found: dict[str, list[int]] = {}
+        for i, owner in enumerate(owner_names(self.encoder, self.variables.encoder)):
+            found.setdefault(owner, []).append(i)
+        return found
 
-class Ownership(NamedTuple):
-    """The variables that must not change while their heads are idle, grouped by these heads.
 
-    Attributes:
-        groups: Pairs of head positions and the variables (with their optimizer slots) that only these heads train.
-        slots: The optimizer slots of each variable of the network.
+def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+    """The sum of some losses, float32; None for none."""
+    found = [tf.cast(loss, tf.float32) for loss in losses if loss is not None]
+    return tf.add_n(found) if found else None
+
+
+def adds_losses(network: Network) -> bool:
+    """Whether a layer adds losses: to its latest call, or for its weights."""
+    modules = (network.encoder, *(head.module for head in network.heads))
+    return any(losses_of_call(module) or losses_of_weights(module) for module in modules)
+
+
+def loss_of_call(module: Any) -> tf.Tensor | None:
+    """The sum of the losses that the latest call of a module has added, float32; None without any."""
+    return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
+
+
+def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
+    """The sum of the losses of weights, float32; None without any.
+
+    Those of layers that only heads contain count if one of these heads is active.
     """
+    found = dict[int, tuple[str, Any]](losses_of_weights(network.encoder))
+    of_encoder, owners = set(found), dict[int, list[int]]()
+    for k, head in enumerate(network.heads):
+        for key, each in losses_of_weights(head.module).items():
+            found[key] = each
+            owners.setdefault(key, []).append(k)
 
-    groups: list[tuple[list[int], list[tf.Variable]]]
-    slots: list[list[tf.Variable]]
+    def counted(key: int, name: str, loss: Any) -> tf.Tensor | None:
+        value = _scalar(name, loss())
+        if value is None or key in of_encoder:
+            return value
+        return where(tf.reduce_any(tf.gather(active, owners[key])), value, 0.0)
 
-    @classmethod
-    def of(cls, network: Network, slots: Sequence[Sequence[Any]]) -> Ownership:
-        """Groups all variables except the encoder's, which every update trains.
+    return sum_of([counted(key, *each) for key, each in found.items()])
 
-        Args:
-            network: The network.
-            slots: The optimizer slots of each of its variables.
-        """
-        groups: dict[tuple[int, ...], list[tf.Variable]] = {}
-        first = len(network.variables.encoder)
-        for variable, owners, of_variable in list(zip(network.variables.all, network.owners, slots))[first:]:
-            members = groups.setdefault(tuple(owners), [])
-            members.extend(tensor_variable(each) for each in (variable, *of_variable))
-        tensors = [[tensor_variable(slot) for slot in of_variable] for of_variable in slots]
-        return cls([(list(owners), members) for owners, members in groups.items()], tensors)
+
+def gradients_of_weights(network: Network, active: tf.Tensor) -> tuple[tf.Tensor | None, ByOwner]:
+    """`loss_of_weights` and its gradients, the same on every replica."""
+    trained = [i for i in range(len(network.variables.all)) if i not in network.frozen]
+    tensors = [tensor_variable(network.variables.all[i]) for i in trained]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(tensors)
+        loss = loss_of_weights(network, active)
+    found = {} if loss is None else dict(zip(trained, tape.gradient(loss, tensors)))
+    return loss, network.variables.like([found.get(i) for i in range(len(network.variables.all))])
+
+
+def _scalar(name: str, loss: Any) -> Any:
+    if loss is not None and loss.shape.rank:
+        raise ValueError(
+            "`add_loss` and regularizers must add one number, a scalar. Received: a loss of shape "
+            f"{tuple(loss.shape)} from {name!r}. Reduce it, for example to its mean over the batch: "
+            "`self.add_loss(tf.reduce_mean(loss))`."
+        )
+    return loss

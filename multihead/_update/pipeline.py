@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.errors import stop_unless
-from multihead._ground.where import where
-from multihead._update.added_losses import gradients_of_weights, sum_of
-from multihead._update.backward import CombinedGradients
-from multihead._update.batch import Batch, batch_size
-from multihead._update.broken import Broken
-from multihead._update.head_gradients import LossFactors
-from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels, with_counts
-from multihead._update.loops import each
-from multihead._update.micro_batches import plus, split
-from multihead._update.network import Gradients
-from multihead._update.roll_back import RollBack
+from multihead._ground.tensors import computed_if, inner_products, where
+from multihead._ground.validation import stop_unless
+from multihead._update.batch import Batch
+from multihead._update.faults import Broken
+from multihead._update.labels import count_over_replicas, fully_labelled
+from multihead._update.micro_batches import MicroBatch, MicroBatches, each, plus
+from multihead._update.network import ByOwner, gradients_of_weights, sum_of
+from multihead._update.representation import weighted
 from multihead._update.spec import UpdateSpec
-from multihead._update.update import Update
-from multihead._update.weights import LossWeights, head_weights_at, meeting_of
+from multihead._update.update import Combined, RollBack, Update
+from multihead._update.weights import Losses, LossWeights, head_weights_at, meeting_of
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
@@ -37,69 +32,46 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     network, roll_back = spec.network, RollBack(spec.state)
 
     # 1. Labels: which elements count, over all batches and replicas.
-    def labels_of(batch: Batch) -> list[Labels | None]:
-        labels = read_labels(network, spec.predictions, batch, check=spec.check_labels, complete=spec.complete)
-        return with_counts(network, batch.inputs, labels)
-
-    labels, only_measured = each(labels_of, batches), each(spec.labels_measured, batches)
-    counts = count_over_replicas(batches, labels)
+    labels = each(spec.labels, batches)
+    local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels])
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
-    head_weights = head_weights_at(network.heads, step)
-    never_idle = _never_idle(spec, batches)
-    active = _checked(_active(spec, head_weights, counts.labels, step), never_idle)
-    known = {"counts": counts.labels, "active": active, "meeting": meeting_of(network.heads, active), "step": step}
+    head_weights, never_idle = head_weights_at(network.heads, step), _never_idle(spec, batches)
+    active = _checked(_active(spec, head_weights, counts, step), never_idle)
+    known = {"active": active, "meeting": meeting_of(network.heads, active), "conditional": _may_be_idle(spec, batches)}
+    known |= {"counts": counts, "examples": examples, "scale": scale, "step": step}
     weights = LossWeights.of(spec.weighting, head_weights, **known)
 
-    # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
-    combiner, measured = spec.combiner.of_update(weights), spec.measures_layers_at(step)
-    micro_batches = split(batches, labels, spec.num_micro_batches, only_measured)
-    encoder_pass = combiner.encoder_pass(weights, len(micro_batches), measured)
-    conditional = _may_be_idle(spec, batches)
+    # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
+    # gradients are combined, once; each head keeps its own variables' gradients.
+    parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
+    micro_batches, by_layer = MicroBatches(parts, spec.num_micro_batches), spec.measures_layers_at(step)
+    sums, losses, combined = spec.way.gradients(network, micro_batches, weights, by_layer)
+    own = sums.of_heads(network, losses.factors)
 
-    per_element = tf.unstack(weights.per_element)
-
-    def factors_of(inputs: Any) -> LossFactors:
-        def fraction() -> tf.Tensor:
-            return tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), counts.examples)
-
-        return LossFactors(heads=per_element, fraction=fraction, scale=scale, step=step)
-
-    gathered = encoder_pass.gather(network, micro_batches, factors_of, active, conditional)
-    sums = gathered.sums
-
-    # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
-    # Regularizers of weights come after: they have no micro-batches and no replicas.
-    losses = gathered.losses if isinstance(gathered, CombinedGradients) else weights.weigh(sums.losses)
-    combined = combiner.combine(network, gathered, losses)
-    norms = combined.norms
+    # 4. Regularizers of weights, which have no micro-batches and no replicas.
     loss_of_weights, of_weights = gradients_of_weights(network, active)
     combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
-    own = plus(sums.of_heads(network, losses.factors), of_weights.heads)
-    by_layer = spec.layers.products(measured, gathered.per_head, losses.factors, combined.gradients)
 
-    # 5. The total loss, and the gradients of what the weighting learns.
-    total = losses.total(norms)
-    found = Gradients(encoder=combined.gradients, heads=own, weighting=total.learned)
+    # 5. What the weighting learns.
+    norms = combined.norms
+    found = ByOwner(combined.gradients, plus(own, of_weights.heads), losses.learned(norms))
     return Update(
         gradients=found,
         clipped=found,
         step=step,
         active=active,
         never_idle=never_idle,
-        broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=norms),
+        broken=Broken.of_gradients(network, found).with_losses(active, sums.losses, sums.broken, norms),
         loss_sums=sums.losses,
-        counts=where(active, counts.local, 0.0),
+        counts=where(active, local_counts, 0.0),
         added_loss=sum_of([sums.added_loss, None if loss_of_weights is None else replicas.part_of(loss_of_weights)]),
-        num_examples=counts.examples,
         combined=combined,
         norms=combined.if_measured(norms),
         losses=losses,
-        total=total,
-        by_layer=by_layer,
+        by_layer=_products_by_layer(spec, by_layer, combined, losses),
         micro_batches=micro_batches,
         rates=spec.rates,
-        loss_scale=scale,
         roll_back=roll_back,
     )
 
@@ -116,11 +88,11 @@ def _active(spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: 
 
 
 def _never_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> tuple[bool, ...]:
-    """For each head, whether it trains in every update, unless none does, so that nothing of it need be kept as it was."""
+    """For each head, whether it trains in every update, unless none does, so that its state need not be restored."""
     heads = spec.network.heads
-    if not spec.heads_stay or spec.may_be_idle or not spec.schedule.always_all:
+    if not spec.plan.heads_stay or not spec.schedule.always_all:
         return (False,) * len(heads)
-    labelled = zip(*(fully_labelled(spec.network, spec.predictions, batch, spec.complete) for batch in batches))
+    labelled = zip(*(fully_labelled(spec.network, spec.predictions, batch, spec.plan.complete) for batch in batches))
     return tuple(all(of_head) and not head.has_weight_function for head, of_head in zip(heads, labelled))
 
 
@@ -140,8 +112,28 @@ def _checked(active: tf.Tensor, never_idle: Sequence[bool]) -> tf.Tensor:
 
 def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
     """For each head, whether it is computed under a condition, so that nothing of it changes while it is idle."""
-    by_schedule = spec.may_be_idle or not spec.schedule.always_all
+    by_schedule = spec.plan.may_be_idle or not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     heads = zip(spec.network.heads, spec.network.stateful)
     in_doubt = [head.loss.has_count or head.loss.takes_labelled_rows for head in spec.network.heads]
     return [by_schedule or head.name in weighted or stateful or own for (head, stateful), own in zip(heads, in_doubt)]
+
+
+def _products_by_layer(
+    spec: UpdateSpec, condition: tf.Tensor | None, combined: Combined, losses: Losses
+) -> tf.Tensor | None:
+    """`[layers, num_heads + 1, num_heads + 1]` float64 inner products of the heads' gradients and the combined one.
+
+    Zeros if the condition does not hold; None for None.
+    """
+    if condition is None:
+        return None
+    layers, size = spec.network.layers.values(), len(combined.rows) + 1
+    factors = None if losses.factors is None else tf.concat([losses.factors, [1.0]], axis=0)
+
+    def products() -> list[tf.Tensor]:
+        rows = (*combined.rows, combined.gradients)
+        found = [inner_products([[row[i] for i in positions] for row in rows]) for positions in layers]
+        return [tf.stack([weighted(each, factors) for each in found])]
+
+    return computed_if(condition, products, [tf.constant([len(layers), size, size])])[0]

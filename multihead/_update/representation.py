@@ -1,4 +1,4 @@
-"""The representation as the heads read it, and the representation gradients.
+"""The representation as the heads read it, and the heads' gradients there.
 
 Heads run on a representation that is detached from the encoder and watched by their own tapes. The representation gradients
 are therefore known before the encoder's backward pass, and one such pass is enough for any number of heads.
@@ -7,13 +7,40 @@ are therefore known before the encoder's backward pass, and one such pass is eno
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.gradients import Rows, added, as_rows, half_square, inner_products, scaled, wide
-from multihead._ground.keras import keras_mask, with_keras_mask
+from multihead._ground.calls import call_module, keras_mask, with_keras_mask
+from multihead._ground.tensors import added, half_square, inner_products, scaled, unchecked, where, wide
+from multihead._ground.types import Gradient
+from multihead._ground.validation import in_short
+from multihead.heads._reads import described
+
+Rows = Sequence[list[Gradient]]
+"""For each head, one gradient per leaf of the representation or per variable; None where the head has none."""
+
+Measure = Callable[[Rows], tf.Tensor]
+"""Computes the inner products of the heads' gradients, `[num_heads, num_heads]` float64, or only their diagonal."""
+
+
+def call_encoder(encoder: Any, inputs: Any, *, training: bool) -> Any:
+    """The representation of a nest of inputs.
+
+    Raises:
+        ValueError: The encoder cannot take the inputs.
+    """
+    try:
+        return call_module(encoder, inputs, training=training)
+    except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
+        remedy = "Correct the inputs, or the encoder."
+        if any(leaf.shape.rank is None for leaf in tf.nest.flatten(inputs) if hasattr(leaf, "shape")):
+            remedy = "Set the shape in the data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature`."
+        raise ValueError(
+            f"`encoder` must take the inputs of the data. Received: {type(encoder).__name__}, and inputs "
+            f"{described(inputs)}. {remedy} The encoder says: {in_short(error)}"
+        ) from error
 
 
 class DetachedRepresentation:
@@ -47,58 +74,59 @@ class DetachedRepresentation:
             )
 
 
-class RepresentationGradients(NamedTuple):
-    """The gradients of the heads' losses with respect to the representation.
+def times(rows: Rows, factors: tf.Tensor | None) -> Rows:
+    """Each head's gradients times its factor, `[num_heads]`; unchanged for None."""
+    if factors is None:
+        return rows
+    return [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(rows)]
 
-    Attributes:
-        by_head: For each head, one dense tensor per leaf; None if the head does not read the leaf.
+
+def total(rows: Rows) -> list[Gradient]:
+    """The sum over the heads."""
+    found = list(rows[0])
+    for row in rows[1:]:
+        found = [added(a, b) for a, b in zip(found, row)]
+    return found
+
+
+def squared_norms(rows: Rows) -> tf.Tensor:
+    """The inner products with only their diagonal computed, which is cheaper."""
+    zero = tf.zeros([], tf.float64)
+    halves = [tf.add_n([half_square(g) for g in row if g is not None] or [zero]) for row in rows]
+    return tf.linalg.diag(2.0 * tf.stack(halves))
+
+
+def products(rows: Rows) -> tf.Tensor:
+    """The inner products from sums in the gradients' precision, at least float32: exact enough for cosines, and cheaper.
+
+    Where a sum could have left the range of float32, or a head has no gradient, they are those of `inner_products`.
     """
+    num_heads, zero = len(rows), tf.zeros([], tf.float64)
+    found = {}
+    for i, j in itertools.combinations_with_replacement(range(num_heads), 2):
+        leaves = [(a, b) for a, b in zip(rows[i], rows[j]) if a is not None and b is not None]
+        both = [tf.cast(tf.reduce_sum(wide(a) * wide(b)), tf.float64) for a, b in leaves]
+        found[i, j] = found[j, i] = tf.add_n([zero, *both])
+    matrix = tf.stack([tf.stack([found[i, j] for j in range(num_heads)]) for i in range(num_heads)])
+    squares = tf.linalg.diag_part(matrix)
+    is_exact = tf.reduce_all((squares > 1e-25) & (squares < 1e30))
+    return tf.cond(is_exact, lambda: matrix, lambda: inner_products(rows))
 
-    by_head: Sequence[list[tf.Tensor | None]]
 
-    def times(self, factors: tf.Tensor | None) -> RepresentationGradients:
-        """Multiplies each head's gradients by its factor, `[num_heads]`; unchanged for None."""
-        if factors is None:
-            return self
-        return RepresentationGradients(
-            [[scaled(gradient, factors[k]) for gradient in gradients] for k, gradients in enumerate(self.by_head)]
-        )
+def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
+    """Inner products after each row is multiplied by its factor, float64; unchanged for None."""
+    products = tf.cast(products, tf.float64)  # in eager mode, those of a batch without examples are zeros of any dtype
+    if factors is None:
+        return products
+    wide = tf.cast(factors, tf.float64)
+    return products * wide * wide[:, tf.newaxis]
 
-    def total(self) -> list[tf.Tensor | None]:
-        """The sum over the heads, one tensor per leaf."""
-        totals: list[tf.Tensor | None] = list(self.by_head[0])
-        for gradients in self.by_head[1:]:
-            totals = [added(total, gradient) for total, gradient in zip(totals, gradients)]
-        return totals
 
-    def rows(self) -> list[Rows | None]:
-        """One matrix of the heads' gradients per leaf; None for a leaf that no head reads."""
-        return [as_rows(column) for column in zip(*self.by_head)]
-
-    def gramian(self) -> tf.Tensor:
-        """`[num_heads, num_heads]` float64 inner products of the heads' gradients, over all leaves."""
-        return inner_products(self.by_head)
-
-    def squared_norms(self) -> tf.Tensor:
-        """The Gramian with only its diagonal computed, `[num_heads, num_heads]`, which is cheaper."""
-        zero = tf.zeros([], tf.float64)
-        halves = [tf.add_n([half_square(g) for g in gradients if g is not None] or [zero]) for gradients in self.by_head]
-        return tf.linalg.diag(2.0 * tf.stack(halves))
-
-    def products(self) -> tf.Tensor:
-        """The Gramian, `[num_heads, num_heads]` float64, from sums in the gradients' precision, at least float32.
-
-        That is exact enough for cosines, and cheaper.
-
-        Where a sum could have left the range of float32, or a head has no gradient, it is `gramian()`.
-        """
-        num_heads, zero = len(self.by_head), tf.zeros([], tf.float64)
-        found = {}
-        for i, j in itertools.combinations_with_replacement(range(num_heads), 2):
-            leaves = [(a, b) for a, b in zip(self.by_head[i], self.by_head[j]) if a is not None and b is not None]
-            both = [tf.cast(tf.reduce_sum(wide(a) * wide(b)), tf.float64) for a, b in leaves]
-            found[i, j] = found[j, i] = tf.add_n([zero, *both])
-        matrix = tf.stack([tf.stack([found[i, j] for j in range(num_heads)]) for i in range(num_heads)])
-        squares = tf.linalg.diag_part(matrix)
-        is_exact = tf.reduce_all((squares > 1e-25) & (squares < 1e30))
-        return tf.cond(is_exact, lambda: matrix, self.gramian)
+def cosines_of(products: tf.Tensor) -> tf.Tensor:
+    """`[..., n, n]` float32 cosines from inner products of the same shape; NaN for a vector of norm 0."""
+    norms = tf.sqrt(tf.linalg.diag_part(products))
+    scales = norms[..., :, tf.newaxis] * norms[..., tf.newaxis, :]
+    is_known = scales > 0
+    found = tf.cast(tf.clip_by_value(products / where(is_known, scales, 1.0), -1.0, 1.0), tf.float32)
+    with unchecked():
+        return where(is_known, found, float("nan"))

@@ -1,4 +1,4 @@
-"""The specification of updates: everything that is fixed by `compile` and the first batch."""
+"""How updates are computed: what `compile` and the first batch have fixed, and the plan of a call of `fit`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,39 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.method import Method
+from multihead._method import Method
 from multihead._update.batch import Batch
-from multihead._update.combine import Combiner, Passes, Setting
 from multihead._update.faults import Faults
-from multihead._update.labels import Labels, Predictions, read_labels
-from multihead._update.layers import Layers
-from multihead._update.network import Network, Ownership
-from multihead._update.weights import depends_on_losses
+from multihead._update.labels import Labels, Predictions, read_labels, with_counts
+from multihead._update.network import Network
+from multihead._update.ways import Way
 from multihead.balancing import Balancer
 from multihead.clipping import Clipping
+from multihead.heads._named import weigh_classes
 from multihead.rates import Rates
 from multihead.schedules import Schedule
 from multihead.weighting import Weighting
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step can rely on, all of it known before the step is traced. Another plan is another step.
+
+    Attributes:
+        labels_are_checked: Whether all labels were checked before the first update.
+        complete: The names of heads none of whose targets mark a missing label.
+        heads_stay: Whether heads stay awake, with weights above 0.
+        may_be_idle: Whether heads may be made idle meanwhile, so that idle heads should cost nothing.
+        period: The number of the period of training; None: the one at the time when the step is traced.
+        class_weight: Pairs of a head's name, and pairs of class and weight, which replace the weights of its classes.
+    """
+
+    labels_are_checked: bool = False
+    complete: frozenset[str] = frozenset()
+    heads_stay: bool = False
+    may_be_idle: bool = False
+    period: int | None = None
+    class_weight: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,21 +54,17 @@ class UpdateSpec:
         weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
         schedule: The schedule, which decides which heads train at a step.
-        combiner: Combines the heads.
+        way: The way of the heads' gradients through the encoder, which combines them.
         num_micro_batches: Micro-batches per batch.
         clip: Limits the gradients, or None.
-        ownership: The variables that must not change while their heads are idle.
+        slots: The optimizer slots of each of the network's variables.
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
-        may_be_idle: Whether that may change, so that idle heads should cost nothing.
         faults: What happens to updates that are not finite.
         check_labels: Whether values of labels and sample weights are checked in each batch.
-        complete: The names of heads none of whose targets mark a missing label.
-        heads_stay: Whether heads stay awake, with weights above 0, for as long as the step is not traced again.
         periods: The factors of learning rates and weight decay in each period of training, in order.
-        period: The number of the present period.
         pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
-        layers: The encoder's layers.
         layers_every: The heads' gradients are measured by layer in every so many updates; 0 in none.
+        plan: What the step relies on.
     """
 
     network: Network
@@ -56,22 +72,31 @@ class UpdateSpec:
     weighting: Weighting | None
     balancer: Balancer | None
     schedule: Schedule
-    combiner: Combiner
+    way: Way
     num_micro_batches: int
     clip: Clipping | None
-    ownership: Ownership
+    slots: Sequence[Sequence[tf.Variable]]
     awake: tf.Variable
-    may_be_idle: bool
     faults: Faults
     check_labels: bool
     periods: tuple[Rates, ...]
-    layers: Layers
     pairs: tuple[tuple[int, int], ...]
     layers_every: int = 0
-    period: int = 0
-    complete: frozenset[str] = frozenset()
-    heads_stay: bool = False
     of_measured: tuple[Predictions, ...] = ()
+    plan: Plan = Plan()
+
+    def under(self, plan: Plan, period: int) -> UpdateSpec:
+        """The specification of updates under a plan, in a period, whose frozen variables get no gradients."""
+        heads = weigh_classes(self.network.heads, {name: dict(weights) for name, weights in plan.class_weight})
+        network = replace(self.network, frozen=self.periods[period].frozen, heads=tuple(heads))
+        checks = self.check_labels and not plan.labels_are_checked
+        return replace(self, network=network, check_labels=checks, plan=replace(plan, period=period))
+
+    def labels(self, batch: Batch) -> tuple[list[Labels | None], list[Labels | None]]:
+        """The labels in a batch of the heads that are trained, and of those that are only measured."""
+        checks, complete = self.check_labels, self.plan.complete
+        trained = read_labels(self.network, self.predictions, batch, check=checks, complete=complete)
+        return with_counts(self.network, batch.inputs, trained), self.labels_measured(batch)
 
     def labels_measured(self, batch: Batch) -> list[Labels | None]:
         """The labels in a batch of the heads that are only measured."""
@@ -80,8 +105,8 @@ class UpdateSpec:
 
     @property
     def rates(self) -> Rates:
-        """The factors of learning rates and weight decay in the present period."""
-        return self.periods[self.period]
+        """The factors of learning rates and weight decay in the period of the plan."""
+        return self.periods[self.plan.period or 0]
 
     def period_at(self, step: int) -> int:
         """The number of the period that a step belongs to."""
@@ -89,32 +114,20 @@ class UpdateSpec:
 
     def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
         """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
-        return tf.equal((step + 1) % self.layers_every, 0) if self._measures_layers else None
+        measures = self.layers_every and self.network.trained(self.network.encoder_tensors)
+        return tf.equal((step + 1) % self.layers_every, 0) if measures else None
 
     @property
-    def _measures_layers(self) -> bool:
-        return self.layers_every > 0 and any(self.network.trains_encoder)
+    def groups(self) -> list[tuple[list[int], list[tf.Variable]]]:
+        """The variables that must not change while their heads are idle, with their optimizer slots, grouped by these heads.
 
-    def passes(self, num_batches: int, *, eagerly: bool, in_xla: bool) -> Passes:
-        """How often each micro-batch runs through the encoder.
-
-        Args:
-            num_batches: The number of batches in an update.
-            eagerly: Whether updates run without a graph.
-            in_xla: Whether XLA compiles them.
+        These are all except the encoder's, which every update trains.
         """
-        setting = Setting(
-            num_micro_batches=num_batches * self.num_micro_batches,
-            depend_on_losses=depends_on_losses(self.weighting),
-            by_layer=self._measures_layers,
-            can_loop=not (eagerly or in_xla),
-            in_xla=in_xla,
-        )
-        return self.combiner.passes(setting)
-
-    def in_period(self, period: int) -> UpdateSpec:
-        """The specification of updates in a period, which compute no gradients of variables that are frozen in it."""
-        return replace(self, period=period, network=replace(self.network, frozen=self.periods[period].frozen))
+        found: dict[tuple[int, ...], list[tf.Variable]] = {}
+        everything = zip(self.network.variables.all, self.network.owners, self.slots)
+        for variable, owners, slots in list(everything)[len(self.network.variables.encoder) :]:
+            found.setdefault(tuple(owners), []).extend([tensor_variable(variable), *slots])
+        return [(list(owners), variables) for owners, variables in found.items()]
 
     @property
     def methods(self) -> list[Method]:
@@ -123,7 +136,7 @@ class UpdateSpec:
 
     @property
     def uses(self) -> set[str]:
-        """What the methods need; see `multihead._ground.method.Method`."""
+        """What the methods need; see `multihead._method.Method`."""
         return {name for method in self.methods for name in method.uses}
 
     @property

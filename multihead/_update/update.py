@@ -2,18 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._update.broken import Broken
-from multihead._update.combined import Combined
+from multihead._ground.replicas import assign
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Gradient
+from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
-from multihead._update.network import Gradients
-from multihead._update.roll_back import RollBack
-from multihead._update.weights import Losses, TotalLoss
+from multihead._update.network import ByOwner
+from multihead._update.representation import Rows, cosines_of
+from multihead._update.weights import Losses
 from multihead.rates import Rates
+
+
+class RollBack:
+    """Remembers the values of variables, to restore them later.
+
+    Args:
+        variables: The variables; their values are read when this is created.
+
+    Attributes:
+        values: The values to restore. They must be passed through `merge_call` to leave the replicas.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable] = ()) -> None:
+        self._variables = list(variables)
+        self.values = [variable.value() for variable in self._variables]
+
+    def restore(self) -> None:
+        """Restores the values, outside of replicas or each replica for itself."""
+        for variable, value in zip(self._variables, self.values):
+            variable.assign(value)
+
+    def restore_all(self, strategy: tf.distribute.Strategy, values: Sequence[tf.Tensor]) -> None:
+        """Restores the values on all replicas, in the cross-replica context; `values` as `merge_call` passes them."""
+        for variable, value in zip(self._variables, values):
+            assign(strategy, variable, value)
+
+
+class Combined(NamedTuple):
+    """The combined encoder gradient, over all micro-batches and replicas.
+
+    Attributes:
+        gradients: One per encoder variable, or None.
+        coefficients: `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads.
+        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are
+            combined; possibly only the diagonal, or None.
+        at_representation: The inner products at the representation; possibly only the diagonal, or None.
+        square: The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads'
+            gradients times their coefficients; otherwise None.
+        is_measured: Whether `gramian` was computed, a boolean scalar; otherwise it is zero. None: always.
+        rows: For each head, the gradients of its loss over all replicas, one per encoder variable, without loss-dependent
+            factors; empty if they are not known.
+        leaves: For each head, this replica's weighted gradients at the representation; empty if they are not kept.
+    """
+
+    gradients: list[Gradient]
+    coefficients: tf.Tensor
+    gramian: tf.Tensor | None
+    at_representation: tf.Tensor | None
+    square: tf.Tensor | None = None
+    is_measured: tf.Tensor | None = None
+    rows: Rows = ()
+    leaves: Rows = ()
+
+    @property
+    def norms(self) -> tf.Tensor | None:
+        """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
+        return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
+
+    def if_measured(self, norms: tf.Tensor | None) -> tf.Tensor | None:
+        """These norms; NaN if they were not measured."""
+        if self.is_measured is None:
+            return norms
+        with unchecked():
+            return where(self.is_measured, norms, float("nan"))
+
+    @property
+    def cosines(self) -> tf.Tensor | None:
+        """`[num_heads + 1, num_heads + 1]` cosines of the heads' weighted gradients and, last, the combined gradient.
+
+        NaN for a gradient that is zero; None without a whole `gramian`.
+        """
+        if self.gramian is None:
+            return None
+        coefficients = tf.cast(self.coefficients, tf.float64)
+        if self.square is None:
+            along = tf.linalg.matvec(self.gramian, coefficients)
+            square = tf.tensordot(coefficients, along, 1)
+        else:
+            along, square = coefficients * tf.linalg.diag_part(self.gramian), tf.cast(self.square, tf.float64)
+        top = tf.concat([self.gramian, along[:, tf.newaxis]], axis=1)
+        return cosines_of(tf.concat([top, tf.concat([along, [square]], axis=0)[tf.newaxis]], axis=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +115,8 @@ class Change:
         roll_back: Restores the state that computing the update has changed, if it is skipped.
     """
 
-    gradients: Gradients
-    clipped: Gradients
+    gradients: ByOwner
+    clipped: ByOwner
     step: tf.Tensor
     active: tf.Tensor
     broken: Broken
@@ -59,46 +143,44 @@ class Update(Change):
         loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
         counts: `[num_heads]` counts of these elements; 0 for idle heads.
         added_loss: This replica's regularization and `add_loss` losses; None without any.
-        num_examples: The number of examples over all replicas, float32.
         combined: The encoder's gradient, and how it was combined.
         norms: `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`.
-        losses: The losses over all replicas, and their weights.
-        total: The total loss.
+        losses: The losses over all replicas, their weights and their total.
         by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the
             combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
         micro_batches: The examples on this replica.
         rates: The factors of learning rates.
-        loss_scale: The factor of loss scaling in this update, or None.
     """
 
     loss_sums: tf.Tensor
     counts: tf.Tensor
     added_loss: tf.Tensor | None
-    num_examples: tf.Tensor
     combined: Combined
     norms: tf.Tensor | None
     losses: Losses
-    total: TotalLoss
     by_layer: tf.Tensor | None
     micro_batches: MicroBatches
     rates: Rates
-    loss_scale: tf.Tensor | None
 
     @property
     def total_loss(self) -> tf.Tensor:
         """This replica's contribution to the total loss, with added losses."""
-        return self.total.total if self.added_loss is None else self.total.total + self.added_loss
+        return self.losses.total if self.added_loss is None else self.losses.total + self.added_loss
 
     @property
-    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The floating-point tensors of this replica's inputs, and those of its labels and their weights."""
-        batches = self.micro_batches.batches
-        return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
+    def num_examples(self) -> tf.Tensor:
+        """The number of examples over all replicas, float32."""
+        return self.losses.given.examples
 
     @property
     def total_counts(self) -> tf.Tensor:
         """`[num_heads]` counts of labelled elements over all replicas."""
         return self.losses.given.counts
+
+    @property
+    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        batches = self.micro_batches.batches
+        return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
 
 
 def _floats(nest: Any) -> list[tf.Tensor]:

@@ -8,19 +8,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.tensors import where
 from multihead._ground.validation import quoted
-from multihead._ground.where import where
 from multihead.heads._named import NamedHead
 from multihead.weighting import Weighting
 
 
 def head_weights_at(heads: Sequence[NamedHead], step: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]`: the weights of the heads at a step, before the weighting.
-
-    Args:
-        heads: The heads.
-        step: The number of updates applied so far, an int64 scalar.
-    """
+    """`[num_heads]`: the weights of the heads after `step` updates, before the weighting."""
     weights = tf.stack([head.weight_at(step) for head in heads])
     if not any(head.has_weight_function for head in heads):
         return weights
@@ -59,17 +54,20 @@ def weigh(
 
 
 class LossWeights(NamedTuple):
-    """The weights of the heads' losses in one update, before the losses are known.
+    """How much the losses of one update count, before they are known.
 
     Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
     each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
 
     Attributes:
         weighting: A weighting, or None for a weighted sum.
-        step: The number of updates applied so far.
+        step: The number of updates applied so far, an int64 scalar.
         active: `[num_heads]` booleans: which heads the update trains.
         meeting: `[num_heads]` booleans: which of these train the encoder.
         counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
+        examples: The number of examples in the whole update, over all replicas, float32.
+        scale: The factor of loss scaling, or None.
+        conditional: For each head, whether it is computed only if it is active.
         of_heads: `[num_heads]`: the weights of the heads at this step.
         fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
         per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
@@ -80,37 +78,22 @@ class LossWeights(NamedTuple):
     active: tf.Tensor
     meeting: tf.Tensor
     counts: tf.Tensor
+    examples: tf.Tensor
+    scale: tf.Tensor | None
+    conditional: Sequence[bool]
     of_heads: tf.Tensor
     fixed: tf.Tensor
     per_element: tf.Tensor
 
     @classmethod
-    def of(
-        cls,
-        weighting: Weighting | None,
-        of_heads: tf.Tensor,
-        *,
-        counts: tf.Tensor,
-        active: tf.Tensor,
-        meeting: tf.Tensor,
-        step: tf.Tensor,
-    ) -> LossWeights:
-        """The weights at a step.
-
-        Args:
-            weighting: A weighting, or None for a weighted sum.
-            of_heads: `[num_heads]`: the weights of the heads at this step.
-            counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
-            active: `[num_heads]` booleans.
-            meeting: `[num_heads]` booleans: which of these train the encoder.
-            step: The number of updates applied so far.
-        """
-        fixed = where(active, of_heads, 0.0)
+    def of(cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, **known: Any) -> LossWeights:
+        """The weights at a step; the arguments are the attributes."""
+        fixed = where(known["active"], of_heads, 0.0)
         if weighting is not None and "losses" not in weighting.uses:
-            fixed *= weigh(weighting, tf.zeros_like(of_heads), active=active, meeting=meeting, step=step)[0]
+            heads = {name: known[name] for name in ("active", "meeting", "step")}
+            fixed *= weigh(weighting, tf.zeros_like(of_heads), **heads)[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
-        known = {"active": active, "meeting": meeting, "counts": counts, "of_heads": of_heads}
-        return cls(weighting=weighting, step=step, **known, fixed=fixed, per_element=per_element)
+        return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
 
     @property
     def depend_on_losses(self) -> bool:
@@ -118,123 +101,68 @@ class LossWeights(NamedTuple):
         return depends_on_losses(self.weighting)
 
     def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: the unweighted mean losses of the update, reduced over replicas.
-
-        Args:
-            loss_sums: `[num_heads]` loss sums of this replica over all micro-batches, from any forward pass on them.
-        """
+        """`[num_heads]`: the unweighted mean losses over all replicas, from this replica's sums of any forward pass."""
         return tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
 
     def times_means(self, means: tf.Tensor) -> tf.Tensor:
         """`[num_heads]`: mean losses times the weights of the heads; 0 for idle heads."""
         return where(self.active, self.of_heads * means, 0.0)
 
-    def weigh(self, loss_sums: tf.Tensor) -> Losses:
-        """The losses of the update, and what their weights are; to be called once.
 
-        Args:
-            loss_sums: As for `mean_losses`.
-        """
-        if self.weighting is None:
-            return SummedLosses(given=self, sums=loss_sums)
-        means = self.mean_losses(loss_sums)
-        weighted = self.times_means(means)
-        known = {"active": self.active, "meeting": self.meeting, "step": self.step}
-        factors, total = weigh(self.weighting, weighted, **known)
-        return WeighedLosses(given=self, means=means, weighted=weighted, by_weighting=factors, total_of_all=total)
+class Losses:
+    """The losses of an update over all replicas, and what their weights are.
 
-
-class TotalLoss(NamedTuple):
-    """The total loss of an update.
+    Args:
+        given: The weights before the losses were known.
+        sums: `[num_heads]` loss sums of this replica, over all micro-batches.
 
     Attributes:
+        given: The argument.
+        factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights.
         total: This replica's contribution to the total loss, without added losses.
         weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
-        regularizer: The part of the total that does not depend on the losses, or None.
-        learned: The gradients of the weighting's variables.
     """
 
-    total: tf.Tensor
-    weights: tf.Tensor
-    regularizer: tf.Tensor | None
-    learned: list[tf.Tensor]
-
-
-class SummedLosses(NamedTuple):
-    """The losses of an update whose total is their weighted sum.
-
-    Attributes:
-        given: The weights.
-        sums: `[num_heads]` loss sums of this replica, over all micro-batches.
-    """
-
-    given: LossWeights
-    sums: tf.Tensor
-
-    @property
-    def factors(self) -> None:
-        """None: there is no loss-dependent factor."""
-        return None
+    def __init__(self, given: LossWeights, sums: tf.Tensor) -> None:
+        self.given, self._sums = given, sums
+        self._by_weighting = self.factors = None
+        if given.weighting is None:
+            self.total, self.weights = tf.reduce_sum(given.per_element * sums), given.fixed
+            return
+        self._means = given.mean_losses(sums)
+        self._weighted = given.times_means(self._means)
+        known = {"active": given.active, "meeting": given.meeting, "step": given.step}
+        self._by_weighting, total = weigh(given.weighting, self._weighted, **known)
+        self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
+        self.factors = self._by_weighting if given.depend_on_losses else None
 
     @property
     def means(self) -> tf.Tensor:
-        """`[num_heads]`: the unweighted mean losses over all replicas."""
-        return self.given.mean_losses(self.sums)
+        """`[num_heads]`: the unweighted mean losses."""
+        return self.given.mean_losses(self._sums) if self.given.weighting is None else self._means
 
     @property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return self.given.times_means(self.means)
-
-    def total(self, norms: tf.Tensor | None) -> TotalLoss:
-        """The total loss; `norms` are as for `WeighedLosses.total`."""
-        total = tf.reduce_sum(self.given.per_element * self.sums)
-        return TotalLoss(total=total, weights=self.given.fixed, regularizer=None, learned=[])
-
-
-class WeighedLosses(NamedTuple):
-    """The losses of an update, and their weights by a weighting.
-
-    Attributes:
-        given: The weights before the losses were known.
-        means: `[num_heads]`: the unweighted mean losses over all replicas.
-        weighted: `[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads.
-        by_weighting: `[num_heads]`: the derivatives of the total loss with respect to `weighted`.
-        total_of_all: The total loss over all replicas.
-    """
-
-    given: LossWeights
-    means: tf.Tensor
-    weighted: tf.Tensor
-    by_weighting: tf.Tensor
-    total_of_all: tf.Tensor
+        return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
 
     @property
-    def factors(self) -> tf.Tensor | None:
-        """`[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights."""
-        return self.by_weighting if self.given.depend_on_losses else None
+    def regularizer(self) -> tf.Tensor | None:
+        """The part of the total that does not depend on the losses, or None."""
+        return None if self.given.weighting is None else self.given.weighting.regularizer(self.given.meeting)
 
-    def total(self, norms: tf.Tensor | None) -> TotalLoss:
-        """The total loss, its weights, and the gradients of the weighting's variables.
+    def learned(self, norms: tf.Tensor | None) -> list[Any]:
+        """The gradients of the weighting's variables.
 
         Args:
             norms: `[num_heads]` norms of the heads' weighted gradients where they are combined, or None.
         """
         weighting: Any = self.given.weighting
-        if norms is not None:
-            norms = tf.math.divide_no_nan(norms, self.by_weighting)
-        used = weighting.used(step=self.given.step)
-        return TotalLoss(
-            total=self.total_of_all / replicas.num_replicas(),
-            weights=self.given.of_heads * self.by_weighting,
-            regularizer=weighting.regularizer(self.given.meeting),
-            learned=weighting.gradients(self.weighted, norms, self.given.meeting, **used),
-        )
+        if weighting is None:
+            return []
+        norms = None if norms is None else tf.math.divide_no_nan(norms, self._by_weighting)
+        return list(weighting.gradients(self.weighted, norms, self.given.meeting, **weighting.used(step=self.given.step)))
 
-
-Losses = SummedLosses | WeighedLosses
-
-
-def times_factors(coefficients: tf.Tensor, losses: Losses) -> tf.Tensor:
-    """`[num_heads]` coefficients times the loss-dependent factors, if there are any."""
-    return coefficients if losses.factors is None else coefficients * losses.factors
+    def times_factors(self, coefficients: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]` coefficients times the loss-dependent factors, if there are any."""
+        return coefficients if self.factors is None else coefficients * self.factors

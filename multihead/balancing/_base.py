@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.gradients import deduplicate
 from multihead._ground.keras import Untracked
-from multihead._ground.method import Method, find
+from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
+from multihead._ground.types import Tensor
 from multihead._ground.validation import quoted
+from multihead._method import Method, find
 
 MAX_HEADS = 128
 """The largest number of heads for methods that need the exact solvers, whose time grows with its fourth power."""
@@ -49,7 +50,7 @@ class Balancer(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
-        self._sizes = Untracked(())
+        self._sizes: Untracked[tuple[int | None, ...]] = Untracked(())
 
     def build(self, input_shape: Any) -> None:
         """Creates the state, once. A second call does nothing.
@@ -82,13 +83,6 @@ class Balancer(Method):
             raise ValueError(
                 f"`{type(self).__name__}` supports {limit}. Received: num_heads={num_heads}. "
                 "Merge some heads, or use a method without a limit, such as Sum or EqualNorms."
-            )
-
-    def _check_state(self, num_heads: int) -> None:
-        if self.variables and num_heads != self._built_heads:
-            raise ValueError(
-                f"`{type(self).__name__}` has state for {self._built_heads} heads. Received: num_heads={num_heads}. "
-                "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
             )
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
@@ -135,8 +129,7 @@ class Balancer(Method):
         """
         # In float64, the squares of float32 numbers neither overflow nor underflow.
         wide = [tf.cast(gradient, tf.float64) for gradient in gradients]
-        gramian = tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in wide])
-        weights = tf.cast(self.coefficients(gramian, **used), tf.float64)
+        weights = tf.cast(self.coefficients(gramian(wide), **used), tf.float64)
         return [rows * weights[:, None] for rows in wide]
 
     def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
@@ -156,7 +149,7 @@ class Balancer(Method):
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]
 
-    def __call__(self, matrix: Any, *, step: Any = None, losses: Any = None) -> tf.Tensor:
+    def __call__(self, matrix: Tensor, *, step: Tensor = None, losses: Tensor = None) -> tf.Tensor:
         """Combines the rows of a matrix.
 
         Args:
@@ -176,12 +169,16 @@ class Balancer(Method):
         self._check_num_heads(num_heads)
         if not self.built:
             self.build((num_heads, matrix.shape[1]))
-        self._check_state(num_heads)
+        if self.variables and num_heads != self._built_heads:
+            raise ValueError(
+                f"`{type(self).__name__}` has state for {self._built_heads} heads. Received: num_heads={num_heads}. "
+                "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
+            )
         check_finite_rows([matrix], self.head_names)
         return self.call(matrix, known_by_name(step, losses))
 
 
-def known_by_name(step: Any, losses: Any) -> dict[str, Any]:
+def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Any]:
     """The keyword arguments that a balancer may use, as tensors; None stays None."""
     return {
         "step": None if step is None else tf.cast(step, tf.int64),
@@ -189,7 +186,7 @@ def known_by_name(step: Any, losses: Any) -> dict[str, Any]:
     }
 
 
-def as_matrix(matrix: Any) -> tf.Tensor:
+def as_matrix(matrix: Tensor) -> tf.Tensor:
     """Converts to a `[num_heads, num_parameters]` tensor, float64 if the input is float64, otherwise float32."""
     if not tf.is_tensor(matrix):
         matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
@@ -236,8 +233,8 @@ def balance(
     gradients: Sequence[Sequence[Any]] | Mapping[str, Sequence[Any]],
     balancer: Balancer | str,
     *,
-    step: Any = None,
-    losses: Any = None,
+    step: Tensor = None,
+    losses: Tensor = None,
 ) -> list[tf.Tensor | None]:
     """Combines the heads' gradients of shared variables, in a custom training loop.
 
@@ -281,46 +278,28 @@ def balance(
             "`gradients` must be one list per head, each with one gradient (or None) per shared variable. "
             f"Received: lists of lengths {lengths}. Compute each head's gradients for the same list of variables."
         )
-    columns = [[_dense(gradient) for gradient in column] for column in zip(*gradients)]
-    kept = [index for index, column in enumerate(columns) if any(gradient is not None for gradient in column)]
-    if not kept:
-        return [None] * lengths[0]
-    for index in kept:
-        _check_shapes(index, columns[index])
-    matrices = [_rows(columns[index]) for index in kept]
+    results: list[tf.Tensor | None] = [None] * lengths[0]
+    rows: dict[int, Rows] = {}
+    for index, column in enumerate(zip(*gradients)):
+        dense = [None if each is None else tf.convert_to_tensor(deduplicate(each)) for each in column]
+        shapes = [each.shape for each in dense if each is not None]
+        if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
+            raise ValueError(
+                f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
+                f"{sorted({str(shape) for shape in shapes})}. Compute each head's gradients for the same list of variables."
+            )
+        stacked = as_rows(dense)
+        if stacked is not None:
+            rows[index] = stacked
+    if not rows:
+        return results
+    matrices = [each.values for each in rows.values()]
     check_finite_rows(matrices, chosen.head_names)
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    used = chosen.used(**known_by_name(step, losses))
-    results: list[tf.Tensor | None] = [None] * lengths[0]
-    for index, combined in zip(kept, chosen.combine(matrices, **used)):
-        like = next(gradient for gradient in columns[index] if gradient is not None)
-        results[index] = tf.cast(tf.reshape(combined, _shape_of(like)), like.dtype)
+    combined = chosen.combine(matrices, **chosen.used(**known_by_name(step, losses)))
+    for (index, each), update in zip(rows.items(), combined):
+        like = next(row[index] for row in gradients if row[index] is not None)
+        results[index] = tf.cast(each.restore(update), like.dtype)
     return results
-
-
-def _dense(gradient: Any) -> tf.Tensor | None:
-    if gradient is None:
-        return None
-    return tf.convert_to_tensor(deduplicate(gradient))
-
-
-def _check_shapes(index: int, column: Sequence[tf.Tensor | None]) -> None:
-    shapes = [gradient.shape for gradient in column if gradient is not None]
-    if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
-        raise ValueError(
-            f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
-            f"{sorted({str(shape) for shape in shapes})}. Compute each head's gradients for the same list of variables."
-        )
-
-
-def _shape_of(tensor: tf.Tensor) -> Any:
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
-
-
-def _rows(column: Sequence[tf.Tensor | None]) -> tf.Tensor:
-    """`[num_heads, size]`, float64 if a gradient is float64, otherwise float32; zeros for None."""
-    dtype = tf.float64 if any(each is not None and each.dtype == tf.float64 for each in column) else tf.float32
-    zero = tf.zeros_like(next(each for each in column if each is not None))
-    return tf.stack([tf.cast(tf.reshape(zero if each is None else each, [-1]), dtype) for each in column])

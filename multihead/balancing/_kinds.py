@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.keras import Untracked, keras, tensor_variable
-from multihead._ground.numerics import unchecked
+from multihead._ground.calls import as_is
+from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_head_names, is_number, quoted
-from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 
 
@@ -86,7 +87,7 @@ class PreferenceBalancer(Balancer):
         return tf.constant(self._numbers(num_heads), tf.float64)
 
 
-def _not_a_preference(preference: Any) -> ValueError:
+def _not_a_preference(preference: Mapping[str, float]) -> ValueError:
     return ValueError(
         "`preference` must contain finite numbers of at least 0, and at least one above 0. "
         f"Received: preference={preference!r}. Omit it to treat all heads equally."
@@ -112,11 +113,8 @@ class RunningBalancer(Balancer):
                 "gradient tensor."
             )
         self.counts = self.add_state("counts", (num_heads,), dtype="int64")
-        self.running = [
-            self.add_state(f"running_{index}", (num_heads, size))
-            for index, size in enumerate(self.sizes)
-            if size is not None
-        ]
+        sizes = [size for size in self.sizes if size is not None]
+        self.running = [self.add_state(f"running_{index}", (num_heads, size)) for index, size in enumerate(sizes)]
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor]) -> None:
         expected = [tuple(tensor_variable(variable).shape) for variable in self.running]
@@ -141,11 +139,6 @@ class RunningBalancer(Balancer):
             tensor_variable(variable).assign(tf.cast(value, tf.float32))
 
 
-def gramian_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """`[num_heads, num_heads]` float64 inner products of rows that are split into tensors."""
-    return tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in tensors])
-
-
 def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
     """Gradients in float64, `[num_heads]` booleans of the active heads, and whether all gradients are finite.
 
@@ -158,7 +151,7 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
 
 
 def combined(
-    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Any], finite: tf.Tensor
+    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Tensor], finite: tf.Tensor
 ) -> list[tf.Tensor]:
     """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
     with unchecked():
@@ -197,15 +190,12 @@ class Every(Balancer):
         self.cached = self.add_state("cached", (num_heads,), "ones")
         self.solved = self.add_state("solved", (num_heads,))
 
-    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0, **known: Any) -> tf.Tensor:
-        names = list(known)
-        given = [gramian, tf.cast(step, tf.int64), *known.values()]
-
-        def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, *values: Any) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Any) -> tf.Tensor:
+        def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, known: dict[str, tf.Tensor]) -> tf.Tensor:
             active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
 
             def solve() -> tf.Tensor:
-                used = self.balancer.used(step=step, **dict(zip(names, values)))
+                used = self.balancer.used(step=step, **known)
                 fresh = tf.cast(self.balancer.coefficients(gramian, **used), tf.float32)
                 cached.assign(fresh)
                 tensor_variable(self.solved).assign(tf.cast(active, tf.float32))
@@ -213,7 +203,16 @@ class Every(Balancer):
 
             return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
 
-        return tf.cast(_outside_of_replicas(solve_if_due, given), gramian.dtype)
+        @as_is
+        def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
+            return solve_if_due(*tf.nest.map_structure(lambda value: local(strategy, value), values))
+
+        given = (gramian, tf.cast(step, tf.int64), known)
+        if num_replicas() == 1:
+            found = solve_if_due(*given)
+        else:  # inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there
+            found = tf.distribute.get_replica_context().merge_call(of_first, args=given)
+        return tf.cast(found, gramian.dtype)
 
     def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._is_due(step, active), tensor_variable(self.cached).read_value()
@@ -237,18 +236,3 @@ class Every(Balancer):
 def every(balancer: Balancer, steps: int) -> Balancer:
     """Wraps a balancer so that it is recomputed at every `steps`-th step; returns it unchanged for 1."""
     return balancer if steps == 1 else Every(balancer, steps)
-
-
-def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.Tensor]) -> tf.Tensor:
-    """`compute(*arguments)`, for arguments that are equal on all replicas.
-
-    Inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there.
-    """
-    if num_replicas() == 1:
-        return compute(*arguments)
-
-    @as_is
-    def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
-        return compute(*(local(strategy, value) for value in values))
-
-    return tf.distribute.get_replica_context().merge_call(of_first, args=tuple(arguments))

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
 
 # Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
 _ALLOWED = 5e-6
@@ -24,7 +23,6 @@ class UnitRows(NamedTuple):
         norms: `[num_heads]` float64, `|g_k|`; 1 for idle heads.
         active: `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one.
         noise: Magnitude of the rounding errors in `cosines`.
-        tolerance: Squared norm below which the remainder of a unit row is treated as rounding error.
         dtype: Dtype of the Gramian and of the coefficients.
         finite: Whether the Gramian is finite; a boolean scalar.
     """
@@ -33,7 +31,6 @@ class UnitRows(NamedTuple):
     norms: tf.Tensor
     active: tf.Tensor
     noise: float
-    tolerance: float
     dtype: tf.DType
     finite: tf.Tensor
 
@@ -41,6 +38,11 @@ class UnitRows(NamedTuple):
     def num_heads(self) -> int:
         """The number of rows, including those of idle heads."""
         return int(self.norms.shape[0])
+
+    @property
+    def tolerance(self) -> float:
+        """Squared norm below which the remainder of a unit row is treated as rounding error."""
+        return 16 * self.noise
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
         """Converts weights of the unit rows into coefficients of the original rows.
@@ -78,15 +80,11 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     cosines = (0.5 * products + 0.5 * tf.transpose(products)) * tf.matmul(inverses, inverses, transpose_b=True)
     cosines = tf.linalg.set_diag(tf.clip_by_value(cosines, -1.0, 1.0), active)
     noise = 4e-15 if dtype == tf.float64 else 2.4e-7
-    return UnitRows(cosines, norms, active, noise, 16 * noise, dtype, finite)
+    return UnitRows(cosines, norms, active, noise, dtype, finite)
 
 
 def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The mean gradient.
-
-    Args:
-        rows: The unit rows.
-        preference: `[num_heads]` float64, at least 0.
+    """The mean gradient, weighted by a preference.
 
     Returns:
         `[num_heads]` weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its
@@ -105,24 +103,6 @@ def inverse_norms(rows: UnitRows) -> tf.Tensor:
     """`[num_heads]` float64: the inverse norms, in units of the largest; 0 for idle heads."""
     smallest = tf.reduce_min(where(rows.active > 0, rows.norms, tf.float64.max))
     return rows.active * smallest / rows.norms
-
-
-def lesser_of_a_pair(rows: UnitRows, own: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Which of two rows improves less; where an update depends on the row, the one that still improves less in its own.
-
-    Args:
-        rows: The two unit rows.
-        own: `[2]` float64, the inner product of each row with the update.
-        other: `[2]` float64, that of the other row with the same update.
-
-    Returns:
-        `[2]` each: the inverse norms; those of the other row; how much more the other row improves, times both of these; and
-        1 for the row that improves less, 0 for the other.
-    """
-    inverses = inverse_norms(rows)
-    others = tf.reverse(inverses, [0])
-    lead = other * inverses - own * others
-    return inverses, others, lead, tf.one_hot(tf.argmax(lead), 2, dtype=tf.float64)
 
 
 def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor) -> tf.Tensor:
@@ -174,15 +154,10 @@ def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
 
 
 def unless_none_conflict(rows: UnitRows, weights: tf.Tensor, resolve: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """The weights as they are if no two rows conflict: a comparison. Up to 400 rows, rounding does not matter then.
+    """Weights of at least 0 as they are if no two rows conflict; otherwise those that `resolve` yields.
 
-    The error of a product is at most `noise sum_k weights_k`, and the norm of the vector at least the root of
-    `sum_k weights_k^2`.
-
-    Args:
-        rows: The unit rows.
-        weights: `[num_heads]` float64, at least 0.
-        resolve: Otherwise yields the weights.
+    Up to 400 rows, rounding does not matter then: the error of a product is at most `noise sum_k weights_k`, and the norm of
+    the vector at least the root of `sum_k weights_k^2`.
     """
     if rows.num_heads == 1:
         return weights

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_choice
-from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import UnitRows, unit_rows
+from multihead.balancing._rows import unit_rows
 from multihead.balancing._solvers.rotations import principal_axes
 
 
@@ -45,46 +45,18 @@ class AlignedMTL(PreferenceBalancer):
     max_heads = MAX_HEADS
 
     def __init__(
-        self,
-        preference: Mapping[str, float] | None = None,
-        scale: str = "min",
-        *,
-        name: str | None = None,
+        self, preference: Mapping[str, float] | None = None, scale: str = "min", *, name: str | None = None
     ) -> None:
         super().__init__(preference, name=name)
         self.scale = check_choice("scale", scale, ("min", "median", "rmse"))
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        if rows.num_heads == 2:
-            return rows.coefficients(self._of_a_pair(rows) * rows.norms)
         singular, vectors, exists = principal_axes(rows)
         inverses = where(exists, 1.0 / where(exists, singular, 1.0), 0.0 * singular)
         preference = self._preference_vector(rows.num_heads) * rows.active
         aligned = tf.linalg.matvec(vectors, inverses * tf.linalg.matvec(vectors, preference, transpose_a=True))
         return rows.coefficients(self._common(singular, exists) * aligned * rows.norms)
-
-    def _of_a_pair(self, rows: UnitRows) -> tf.Tensor:
-        """`s G^(-1/2) p` with `G` the Gramian `[[a, b], [b, c]]`, whose root has a closed form.
-
-        With `e = sqrt(ac - b^2)`, `G^(-1/2) = ([[c, -b], [-b, a]] / e + 1) / sqrt(a + c + 2e)`.
-        """
-        preference = self._preference_vector(2) * rows.active
-        sizes = rows.norms * rows.active
-        sizes = tf.math.divide_no_nan(sizes, tf.reduce_max(sizes))
-        others, cosine = tf.reverse(sizes, [0]), rows.cosines[0, 1]
-        total, product = tf.reduce_sum(sizes**2), tf.reduce_prod(sizes)
-        is_full = (product > 0) & (1.0 - tf.abs(cosine) > rows.tolerance)
-        root = where(is_full, product * tf.sqrt((1.0 - cosine) * (1.0 + cosine)), 1.0)
-        largest = total + tf.sqrt((sizes[0] ** 2 - sizes[1] ** 2) ** 2 + (2.0 * product * cosine) ** 2)  # twice its square
-        common = tf.sqrt(total / 2.0) if self.scale == "rmse" else tf.math.divide_no_nan(root, tf.sqrt(largest / 2.0))
-        turned = (others**2 * preference - product * cosine * tf.reverse(preference, [0])) / root + preference
-        # If the rows are parallel, or there is one, only their direction exists.
-        axis = tf.math.divide_no_nan(sizes, tf.sqrt(total)) * tf.stack(
-            [tf.ones_like(cosine), where(cosine < 0, -tf.ones_like(cosine), 1.0)]
-        )
-        alone = axis * tf.reduce_sum(axis * preference)
-        return where(is_full, tf.math.divide_no_nan(common, tf.sqrt(total + 2.0 * root)) * turned, alone)
 
     def _common(self, singular: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
         """The common singular value, in units of the largest row norm."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between
-from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import UnitRows, lesser_of_a_pair, mean_of, of_a_pair, unit_rows
+from multihead.balancing._rows import mean_of, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone, end_of_path, followed
 from multihead.balancing._solvers.pivoting import quickly, shifted, well_inside
 
@@ -47,13 +47,7 @@ class CAGrad(PreferenceBalancer):
 
     max_heads = MAX_HEADS
 
-    def __init__(
-        self,
-        c: float = 0.4,
-        preference: Mapping[str, float] | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, c: float = 0.4, preference: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
         super().__init__(preference, name=name)
         self.c = check_between("c", c, 0.0, float("inf"), with_high=False)
 
@@ -62,8 +56,6 @@ class CAGrad(PreferenceBalancer):
         mean, products, unit, exists = mean_of(rows, self._preference_vector(rows.num_heads))
         if rows.num_heads == 1 or self.c == 0:
             return rows.coefficients((1.0 + self.c) * mean)
-        if rows.num_heads == 2:
-            return rows.coefficients(where(exists, self._of_a_pair(rows, mean, products, unit), mean))
         goal = self.c**2
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -81,29 +73,11 @@ class CAGrad(PreferenceBalancer):
             weights = mean + unit * shift
             return cone.inside(weights) if self.c >= 1 else weights
 
-        return rows.coefficients(where(exists, quickly(rows, quick, exact, searches=True), mean))
+        return rows.coefficients(where(exists, quickly(rows, quick, exact), mean))
 
     def _level(self, a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
         """The `m` at which the radius is reached."""
         return (b + tf.sqrt(tf.maximum(b * b - a * (d - self.c**2), 0.0))) / a
-
-    def _of_a_pair(self, rows: UnitRows, mean: tf.Tensor, products: tf.Tensor, unit: tf.Tensor) -> tf.Tensor:
-        """The weights of two rows: all of the radius goes to one of them, or as much to both that they improve equally."""
-        cosine = rows.cosines[0, 1]
-        own, other = products + self.c, tf.reverse(products, [0]) + self.c * cosine  # if the other row gets nothing
-        inverses, others, lead, alone = lesser_of_a_pair(rows, own, other)
-
-        square = 1.0 - cosine * cosine
-        are_apart = square > rows.tolerance
-        square = where(are_apart, square, 1.0)
-        slope = (inverses - cosine * others) / square
-        a = tf.maximum(tf.reduce_sum(inverses * slope), 1e-300)
-        # The mean's direction is in the span of the two, where its weights and its norm of 1 are known.
-        level = self._level(a, tf.reduce_sum(inverses * mean) / unit, tf.ones_like(unit))
-        both = tf.maximum(unit * level * slope, mean)
-        is_alone = (tf.reduce_max(lead) >= 0) | ~are_apart
-        weights = where(is_alone, mean + unit * self.c * alone, both)
-        return of_a_pair(rows, weights) if self.c >= 1 else weights
 
     def _fraction(self, first: tf.Tensor, step: tf.Tensor, pulled: tf.Tensor, square: tf.Tensor) -> tf.Tensor:
         """Where between two displacements the radius is reached."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead._ground.validation import quoted
 from multihead.balancing._base import Balancer, get
 from multihead.balancing.sum import Sum

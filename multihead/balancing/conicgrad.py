@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between
-from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import inverse_norms, lesser_of_a_pair, mean_of, unit_rows
+from multihead.balancing._rows import inverse_norms, mean_of, unit_rows
 from multihead.balancing._solvers.least_squares import followed
 from multihead.balancing._solvers.pivoting import nonnegative, quickly, shifted
 
@@ -50,13 +50,7 @@ class ConicGrad(PreferenceBalancer):
 
     max_heads = MAX_HEADS
 
-    def __init__(
-        self,
-        c: float = 0.9,
-        preference: Mapping[str, float] | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, c: float = 0.9, preference: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
         super().__init__(preference, name=name)
         self.c = check_between("c", c, 0.0, 1.0)
 
@@ -71,16 +65,6 @@ class ConicGrad(PreferenceBalancer):
             square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
             return tf.math.divide_no_nan(tf.reduce_sum(weights * products), tf.sqrt(tf.maximum(square, 0.0)))
 
-        def of_a_pair() -> tf.Tensor:
-            """The direction of MGDA, or on the way to it, where only the head that improves less gets anything."""
-            inverses, others, _, lesser = lesser_of_a_pair(rows, products, tf.reverse(products, [0]))
-            shortest = tf.maximum(inverses - rows.cosines[0, 1] * others, 0.0)
-            shortest = where(tf.reduce_any(shortest > 0), shortest, inverses)  # equal gradients
-            level = self._level(tf.maximum(inverses**2, 1e-300), inverses * products, products**2)
-            length = tf.maximum(level * inverses - products, 0.0)
-            turned = direction + length * lesser
-            return where(cosine_of(shortest) >= self.c, shortest, turned)
-
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             inverses = inverse_norms(rows)
             lifted = matrix + tf.expand_dims(inverses, 1) * inverses
@@ -94,7 +78,7 @@ class ConicGrad(PreferenceBalancer):
         def exact() -> tf.Tensor:
             return direction + followed(rows, products, self._is_within, functools.partial(_fraction, self.c, products))
 
-        weights = of_a_pair() if rows.num_heads == 2 else quickly(rows, quick, exact, searches=True)
+        weights = quickly(rows, quick, exact)
         square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
         is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         scale = where(is_nothing, 0.0 * unit, unit / tf.sqrt(where(is_nothing, 1.0 + 0.0 * square, square)))

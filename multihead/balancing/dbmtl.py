@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import gramian, where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between
-from multihead._ground.where import where
-from multihead.balancing._kinds import RunningBalancer, combined, gramian_of, prepared
+from multihead.balancing._kinds import RunningBalancer, combined, prepared
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -57,7 +58,7 @@ class DBMTL(RunningBalancer):
         super().create_state(num_heads)
         self.masses = self.add_state("masses", (num_heads,))
 
-    def combine(self, gradients: Sequence[tf.Tensor], *, losses: Any = None) -> list[tf.Tensor]:
+    def combine(self, gradients: Sequence[tf.Tensor], *, losses: Tensor = None) -> list[tf.Tensor]:
         self._check_gradients(gradients)
         rows, active, finite = prepared(gradients)
         if losses is not None:
@@ -74,7 +75,7 @@ class DBMTL(RunningBalancer):
         self._write(running)
         masses.assign(tf.cast(mass, tf.float32))
 
-        norms = tf.sqrt(tf.linalg.diag_part(gramian_of(running)))
+        norms = tf.sqrt(tf.linalg.diag_part(gramian(running)))
         norms = where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
         inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), norms * mass)
         return combined(tf.reduce_max(norms) * inverses, running, gradients, finite)

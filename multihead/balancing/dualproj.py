@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.balancing._base import MANY_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import of_a_pair, unit_rows, unless_none_conflict

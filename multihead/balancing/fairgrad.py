@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead._ground.validation import check_positive
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import unit_rows

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead._ground.random import uniform
+from multihead._ground.tensors import where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_whole
-from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 
 
@@ -49,10 +49,10 @@ class GradDrop(Balancer):
         self.leak = check_between("leak", leak, 0.0, 1.0)
         self.seed = check_whole("seed", seed)
 
-    def combine(self, gradients: Sequence[tf.Tensor], *, step: Any = 0) -> list[tf.Tensor]:
+    def combine(self, gradients: Sequence[tf.Tensor], *, step: Tensor = 0) -> list[tf.Tensor]:
         return [self._dropped(tf.stop_gradient(rows), step, stream) for stream, rows in enumerate(gradients)]
 
-    def _dropped(self, rows: tf.Tensor, step: Any, stream: int) -> tf.Tensor:
+    def _dropped(self, rows: tf.Tensor, step: Tensor, stream: int) -> tf.Tensor:
         # Half a unit in the last place keeps the sample above 0, so that a coordinate of one sign is never dropped.
         draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, step, stream), rows.dtype) + 2.0**-25
         total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
 import tensorflow as tf
 
-from multihead._ground.graphs import one_after_another
-from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import one_after_another, where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_whole
-from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import unit_rows
 from multihead.balancing.pcgrad import other_heads_in_random_order
@@ -57,7 +56,7 @@ class GradVac(Balancer):
     def create_state(self, num_heads: int) -> None:
         self.targets = self.add_state("targets", (num_heads, num_heads))
 
-    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0) -> tf.Tensor:
         rows = unit_rows(gramian)
         before = tf.convert_to_tensor(tensor_variable(self.targets))
         targets = tf.cast(before, tf.float64)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.balancing._base import Balancer
 from multihead.balancing._rows import unit_rows
 from multihead.balancing._solvers.least_squares import pseudo_inverse

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_choice, check_head_names
-from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 from multihead.balancing._kinds import prepared
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_choice
-from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import UnitRows, of_a_pair, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares
@@ -60,7 +59,7 @@ class MGDA(Balancer):
         if normalization in ("loss", "loss+"):
             self.uses = ("losses",)
 
-    def coefficients(self, gramian: tf.Tensor, *, losses: Any = None) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, losses: Tensor = None) -> tf.Tensor:
         rows = unit_rows(gramian)
         norms = tf.ones_like(rows.norms) if self.normalization in ("l2", "loss+") else rows.norms
         if losses is not None:

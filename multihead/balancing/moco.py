@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import gramian, where
 from multihead._ground.validation import check_between, check_positive
-from multihead._ground.where import where
-from multihead.balancing._kinds import RunningBalancer, combined, gramian_of, prepared
+from multihead.balancing._kinds import RunningBalancer, combined, prepared
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -88,7 +89,7 @@ class MoCo(RunningBalancer):
         exists = share > 1e-30  # otherwise equal weights
         weights = where(exists, kept, 1.0) * takes_part / where(exists, share, tf.maximum(tf.reduce_sum(takes_part), 1.0))
         step = self.gamma / tf.pow(tf.maximum(tf.reduce_max(counts), 1.0), self.gamma_decay)
-        slope = tf.linalg.matvec(gramian_of(running), weights) + self.rho * weights
+        slope = tf.linalg.matvec(gramian(running), weights) + self.rho * weights
         weights = _onto_simplex(weights - step * slope, takes_part)
         variable.assign(tf.cast(where(active, weights * share, kept), tf.float32))
         return combined(weights, running, gradients, finite)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import is_number
-from multihead._ground.where import where
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between
-from multihead._ground.where import where
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
 import tensorflow as tf
 
-from multihead._ground.graphs import one_after_another
-from multihead._ground.keras import keras
 from multihead._ground.random import uniform
+from multihead._ground.tensors import one_after_another
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_whole
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import unit_rows
@@ -48,7 +47,7 @@ class PCGrad(Balancer):
         super().__init__(name=name)
         self.seed = check_whole("seed", seed)
 
-    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0) -> tf.Tensor:
         rows = unit_rows(gramian)
         weights = tf.linalg.diag(rows.active)
         orders = tf.transpose(other_heads_in_random_order(rows.num_heads, self.seed, step))
@@ -62,7 +61,7 @@ class PCGrad(Balancer):
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
 
 
-def other_heads_in_random_order(num_heads: int, seed: int, step: Any) -> tf.Tensor:
+def other_heads_in_random_order(num_heads: int, seed: int, step: Tensor) -> tf.Tensor:
     """For each head, the other heads in an independent random order, a function of the seed and the step.
 
     Up to 16 heads, the relative order of two heads does not depend on the number of heads after them.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import of_a_pair, unit_rows, unless_none_conflict

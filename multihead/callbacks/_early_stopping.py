@@ -12,10 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.names import did_you_mean, nearest
-from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
-from multihead._trainer.directions import direction
+from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, nearest, quoted
 from multihead.callbacks._best import Best, by_head, check_by_head, variables_of
+from multihead.heads._directions import direction
 from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
 

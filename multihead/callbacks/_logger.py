@@ -15,9 +15,9 @@ import keras
 import numpy as np
 
 from multihead._display.runs import read_ledger
-from multihead._ground.files import replace_text
 from multihead._ground.replicas import is_chief
 from multihead._ground.validation import check_positive_whole
+from multihead._runs.files import replace_text
 
 
 class PerUpdate(keras.callbacks.Callback):

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_head_names, quoted
+from multihead._ground.calls import as_is
+from multihead._ground.validation import check_head_names, did_you_mean, quoted
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _PARTS = (TRAIN, VALIDATION, TEST)

@@ -19,8 +19,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.files import locked, replace_text
-from multihead._ground.names import nearest
+from multihead._ground.validation import nearest
+from multihead._runs.files import locked, replace_text
 from multihead.comparison._study import Study
 
 Line = dict[str, Any]

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses, scaling
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_head_names, quoted
+from multihead._ground.validation import check_head_names, did_you_mean, quoted
 from multihead.comparison._data import TEST, TRAIN, VALIDATION, Feed, batches_per_epoch, is_endless
 from multihead.comparison._run import build_argument, built, fit_nothing, start
 from multihead.comparison._study import Job, Study, as_text

@@ -11,8 +11,7 @@ import keras
 
 from multihead import balancing, weighting
 from multihead._ground.keras import STACK
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_choice, check_positive_whole, check_whole, is_number, quoted
+from multihead._ground.validation import check_choice, check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.trainer import MultiHeadTrainer
 
 ALONE = "alone"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 
 from multihead._display.drawing import bars, heat_map, new_figure
 from multihead._display.tables import as_text
-from multihead._ground.keras import keras
 from multihead.diagnosis._statistics import Cosines
 
 __all__ = ["Diagnosis", "Finding"]

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import gramian, norm_of_present
-from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.calls import graph_function
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import gramian, norm_of_present
+from multihead._ground.types import Gradient
 from multihead._update.batch import Batch, batch_size
-from multihead._update.by_head import update_of_heads_apart
-from multihead._update.encode import call_encoder
+from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
-from multihead._update.representation import DetachedRepresentation
+from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._constant import constant_predictions
@@ -35,7 +35,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
 
     Metrics and the modules' state change as in training, and the caller must restore them.
     """
-    names, layers = spec.layers
+    names, layers = tuple(spec.network.layers), list(spec.network.layers.values())
     heads = [copy.copy(head) for head in spec.network.heads]
     for head in heads:
         head.checks_range = False  # predictions that are no probabilities are a finding
@@ -50,7 +50,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
         measured = {
             "losses": update.loss_sums,
             "counts": update.counts,
-            "weights": update.total.weights,
+            "weights": update.losses.weights,
             "labelled": tf.stack([_labelled(each, spec.predictions[k].spec) for k, each in enumerate(labels)]),
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.errors import stop_unless
-from multihead._ground.graphs import in_xla
-from multihead._ground.validation import check_dense, is_number
-from multihead._ground.where import where
+from multihead._ground.calls import as_is
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import check_dense, is_number, stop_unless
 from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._known import aligned, classes_of, sizes, spread, with_columns, with_inner
 

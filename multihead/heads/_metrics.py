@@ -11,9 +11,8 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import options_of, wrapped_function
-from multihead._ground.names import did_you_mean, names_known_to, snake_case
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
+from multihead._ground.tensors import where
+from multihead._ground.validation import did_you_mean, names_known_to, quoted, snake_case
 from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
 from multihead.losses._elements import ElementLoss

@@ -11,12 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses
-from multihead._ground.autograph import call_users
-from multihead._ground.errors import stop_unless
-from multihead._ground.graphs import in_xla
-from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
-from multihead._ground.validation import check_head_names, quoted
-from multihead._ground.where import where
+from multihead._ground.calls import call_module, call_users, entries_for
+from multihead._ground.keras import serialized, tensor_variable
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import check_head_names, quoted, stop_unless
 from multihead.heads._label_rules import LabelSpec, check_specs
 from multihead.heads._labels import (
     check_class_weight,

@@ -14,8 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.keras import function_values
+from multihead._ground.calls import function_values, graph_function
 from multihead.heads._reading import BY_COLUMN, BY_ELEMENT, WEIGHTED, WHOLE, Reading, place_of
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape

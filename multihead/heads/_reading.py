@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.graphs import in_xla
-from multihead._ground.keras import function_values, tensor_variable
-from multihead._ground.where import where
+from multihead._ground.calls import function_values
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import in_xla, where
 
 WHOLE, BY_ELEMENT, WEIGHTED, BY_COLUMN = "whole", "by element", "weighted", "by column"
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.names import nearest
-from multihead._ground.validation import quoted
+from multihead._ground.validation import nearest, quoted
 
 
 def check_reads(reads: Any) -> Any:

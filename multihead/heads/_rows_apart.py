@@ -14,11 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.graphs import written_resources
-from multihead._ground.keras import all_layers
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.calls import graph_function, written_resources
+from multihead._ground.layers import all_layers
+from multihead._ground.tensors import unchecked, where
 from multihead.heads._named import NamedHead
 from multihead.losses._known import is_keras
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses, scaling
-from multihead._ground.autograph import call_users
+from multihead._ground.calls import call_users
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
 from multihead.heads._metrics import check_metrics

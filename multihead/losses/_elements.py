@@ -9,13 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users, graph_function
-from multihead._ground.errors import in_short
-from multihead._ground.keras import are_probabilities, keras_mask, options_of, targets_for_loss, with_logits
-from multihead._ground.names import did_you_mean, names_known_to
-from multihead._ground.numerics import unchecked
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
+from multihead._ground.calls import are_probabilities, call_users, graph_function, keras_mask, targets_for_loss, with_logits
+from multihead._ground.keras import options_of
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.validation import did_you_mean, in_short, names_known_to, quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, is_keras, known, with_columns
 
 

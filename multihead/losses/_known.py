@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.errors import stop_unless
-from multihead._ground.graphs import in_xla
-from multihead._ground.keras import are_probabilities
-from multihead._ground.where import where
+from multihead._ground.calls import are_probabilities
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
 """The part of the predictions that one value of a function depends on.

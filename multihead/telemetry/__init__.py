@@ -33,9 +33,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import norm_of_present
-from multihead._update.network import Gradients
-from multihead._update.products import cosines_of
+from multihead._ground.tensors import norm_of_present
+from multihead._update.network import ByOwner
+from multihead._update.representation import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 
@@ -109,7 +109,7 @@ def _cosines_with_update(update: Update) -> tf.Tensor | None:
     return None if found is None else found[:-1, -1]
 
 
-def _global_norm(gradients: Gradients) -> tf.Tensor:
+def _global_norm(gradients: ByOwner) -> tf.Tensor:
     return norm_of_present(gradients.of_losses)
 
 
@@ -162,14 +162,14 @@ The logs show losses over all labelled elements of an epoch instead.
 # To add a statistic, add one entry here, its name to the list of `heads/_metrics.py` that no metric may take, and a line to
 # the table of docs/watching.md.
 STATISTICS = (
-    Statistic("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
+    Statistic("regularizer", lambda update: update.losses.regularizer, _has_regularizer, "update"),
     Statistic(
         "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
     ),
     Statistic("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
     Statistic("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
     Statistic("clipped_updates", _is_clipped, _shows_clipping, "update"),
-    Statistic("weight", lambda update: update.total.weights, _has_changing_weights),
+    Statistic("weight", lambda update: update.losses.weights, _has_changing_weights),
     Statistic("norm", lambda update: update.norms, _shows_norms, averaged=True),
     Statistic("share", _shares, _shows_norms, averaged=True),
     Statistic("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),

@@ -17,9 +17,7 @@ MOST_OVERFLOWS = 15
 
 def _report(faults: Faults) -> str | None:
     """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-    counted = faults.counted()
-    overflows, heads, variables = counted.overflows, counted.heads, counted.variables
-    skipped = counted.skipped - overflows
+    skipped, overflows, names = faults.counted()
     if overflows > MOST_OVERFLOWS:
         return (
             f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
@@ -27,11 +25,11 @@ def _report(faults: Faults) -> str | None:
             "labels. `mixed_bfloat16` needs no loss scaling."
         )
     were = "was" if skipped == 1 else "were"
-    if skipped and not heads and not variables:
+    if skipped and names is None:
         return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
     if skipped:
         cause, remedy = faults.cause()
-        place = f"{faults.whose(heads, variables)}; the last one {faults.when()}"
+        place = f"{names}; the last one {faults.when()}"
         reason = "because a loss or gradient was not finite"
         return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
     return None

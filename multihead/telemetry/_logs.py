@@ -13,10 +13,8 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
-from multihead._update.added_losses import adds_losses
-from multihead._update.evaluate import Evaluated
+from multihead._ground.tensors import unchecked, where
+from multihead._update.network import adds_losses
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
@@ -129,7 +127,7 @@ class LogMetrics:
         self._averaged_at = [names.index(name) for name in self.averaged]
         pairs = list(itertools.combinations(range(len(heads)), 2))
         of_layer = [name for each, per in OF_LAYER.items() for name in names_of(each, per, heads, pairs)]
-        self._of_layers = list(itertools.product(spec.layers.names if spec.layers_every else [], of_layer))
+        self._of_layers = list(itertools.product(spec.network.layers if spec.layers_every else [], of_layer))
         averages = [f"{name}_average" for name in self.averaged]
         self.columns: list[Any] = [*names, *averages, *self._of_layers, "applied"] if names else []
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
@@ -162,7 +160,7 @@ class LogMetrics:
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
         of_examples, weighted = [update.added_loss, None], losses * update.losses.given.of_heads
         if self._spec.weighting is not None:  # its total need not be a sum over heads
-            of_examples, weighted = [update.added_loss, update.total.total], tf.zeros_like(losses)
+            of_examples, weighted = [update.added_loss, update.losses.total], tf.zeros_like(losses)
         self._show_added(update.added_loss)
         present = [loss for loss in of_examples if loss is not None]
         is_usable = applied & tf.math.is_finite(tf.add_n(present)) if present else applied
@@ -170,12 +168,11 @@ class LogMetrics:
         of_examples = [None if each is None else where(is_usable, each * update.num_examples, 0.0) for each in of_examples]
         self.sums.add([losses, weighted, counts], self._record(update, applied), of_examples, replicas.part_of(examples))
 
-    def add_evaluated(self, found: Evaluated) -> None:
-        """Adds this replica's part of one batch of an evaluation."""
-        self._show_added(found.added_loss)
-        added = None if found.added_loss is None else found.added_loss * found.num_examples
-        losses, nothing = [found.loss_sums, tf.zeros_like(found.loss_sums), found.counts], [tf.zeros([self._num_statistics])]
-        self.sums.add(losses, (nothing, nothing), [added, None], found.num_examples)
+    def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
+        """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
+        self._show_added(added)
+        of_examples, nothing = [None if added is None else added * examples, None], [tf.zeros([self._num_statistics])]
+        self.sums.add([losses, tf.zeros_like(losses), counts], (nothing, nothing), of_examples, examples)
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
@@ -219,7 +216,7 @@ class LogMetrics:
         """All statistics of the epoch so far."""
         total, exist, means, known, sums = self.sums.read()
         # What counted in no update is 0, or NaN if updates need not measure it.
-        means_of_updates = known if self._spec.combiner.may_reuse else means
+        means_of_updates = known if self._spec.way.may_reuse else means
         found = {f"{name}_average": value for name, value in self._averages().items()}
         for statistic, names in self._shown:
             if statistic not in LOSSES:
@@ -238,7 +235,7 @@ class LogMetrics:
         for head in self.measured:
             logs.update(_results(head))
         logs.update(logged("pair"))
-        logs["skipped_updates"] = tf.cast(tf.unstack(self._spec.faults.of_epoch.read_value())[0], tf.float32)
+        logs["skipped_updates"] = tf.cast(tf.unstack(self._spec.faults.numbers_of_epoch.read_value())[0], tf.float32)
         return logs
 
     @unchecked()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.method import Observation
+from multihead._ground.calls import graph_function
+from multihead._method import Observation
 
 
 class Report:

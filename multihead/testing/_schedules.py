@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.method import Observation
+from multihead._method import Observation
 from multihead.schedules import Schedule
 from multihead.testing._report import Case, Report, state_of, traced
 

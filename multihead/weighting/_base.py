@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
-from multihead._ground.method import Method, find
-from multihead._ground.numerics import unchecked
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Tensor, Variable
+from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._method import Method, find
 
 
 class Weighting(Method):
@@ -41,7 +42,9 @@ class Weighting(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=True)
-        self._owners = Untracked({})  # heads by the identity of the variable that belongs to them alone
+        self._owners: Untracked[dict[int, int]] = Untracked(
+            {}
+        )  # heads by the identity of the variable that belongs to them alone
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Sets the heads' names, in the order of the losses.
@@ -135,13 +138,13 @@ class Weighting(Method):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             objective = self.objective(losses, norms, active, **used)
-        return tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return list(tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
     def call(self, losses: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """See `__call__`."""
         return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
-    def __call__(self, losses: Any, *, step: Any = 0) -> tf.Tensor:
+    def __call__(self, losses: Tensor, *, step: Tensor = 0) -> tf.Tensor:
         """Computes the weights for the given losses, without changing the state.
 
         Args:
@@ -171,7 +174,40 @@ class Weighting(Method):
         return self.call(losses, tf.cast(step, tf.int64))
 
 
-def values(variables: Sequence[Any]) -> tf.Tensor:
+class BoundedWeighting(Weighting):
+    """A weighting with a lower bound of each loss.
+
+    Args:
+        least_losses: The bounds by head name; 0 for a head that is missing.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: A bound is not a finite number.
+    """
+
+    def __init__(self, least_losses: Mapping[str, float] | None, *, name: str | None) -> None:
+        super().__init__(name=name)
+        given = dict(least_losses or {})
+        if not all(is_number(value) for value in given.values()):
+            raise ValueError(
+                f"`least_losses` must map head names to finite numbers. Received: least_losses={given!r}. Correct them."
+            )
+        # In a form that Keras does not track.
+        self._least_losses = MappingProxyType({str(name): float(value) for name, value in given.items()})
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        check_head_names("least_losses", self._least_losses, head_names)
+
+    def _above(self, losses: tf.Tensor) -> tf.Tensor:
+        """The losses minus their bounds."""
+        return losses - tf.constant([self._least_losses.get(name, 0.0) for name in self.head_names or ()], tf.float32)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "least_losses": dict(self._least_losses)}
+
+
+def values(variables: Sequence[Variable]) -> tf.Tensor:
     """Scalar variables as one vector."""
     return tf.stack([tf.convert_to_tensor(tensor_variable(variable)) for variable in variables])
 

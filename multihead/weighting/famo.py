@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
-from multihead._ground.method import Observation
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_positive
-from multihead._ground.where import where
-from multihead.weighting._base import Weighting, logarithm, softmax_over, sum_over
-from multihead.weighting._by_name import check_numbers, vector
+from multihead._method import Observation
+from multihead.weighting._base import BoundedWeighting, logarithm, softmax_over, sum_over
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class FAMO(Weighting):
+class FAMO(BoundedWeighting):
     """Decreases all losses at similar rates, using one extra forward pass after each update.
 
     Formula: `total = c sum_k z_k log(L_k - b_k)`, with `z = softmax(v)` over the active heads and `c = 1 / sum_k (z_k / (L_k
@@ -62,14 +61,9 @@ class FAMO(Weighting):
         *,
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
+        super().__init__(least_losses, name=name)
         self.learning_rate = check_positive("learning_rate", learning_rate)
         self.weight_decay = check_between("weight_decay", weight_decay, 0.0, float("inf"), with_high=False)
-        self._least_losses = check_numbers("least_losses", least_losses)
-
-    def bind(self, head_names: Any) -> None:
-        super().bind(head_names)
-        vector("least_losses", self._least_losses, self.head_names)
 
     def create_state(self, num_heads: int) -> None:
         self.logits = self.add_state("logits", (num_heads,))
@@ -81,7 +75,7 @@ class FAMO(Weighting):
         return softmax_over(tf.convert_to_tensor(tensor_variable(self.logits)), active)
 
     def _logarithms(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return logarithm(losses - vector("least_losses", self._least_losses, self.head_names), active)
+        return logarithm(self._above(losses), active)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         shares, logarithms = self._shares(active), self._logarithms(losses, active)
@@ -105,6 +99,3 @@ class FAMO(Weighting):
         step = self.learning_rate * new_first / (1.0 - tf.pow(_BETA_1, new_steps)) / size
         for variable, new in ((logits, logits - step), (first, new_first), (second, new_second), (steps, new_steps)):
             variable.assign(where(moved, new, variable))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "least_losses": dict(self._least_losses)}

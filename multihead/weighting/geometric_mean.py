@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead.weighting._base import Weighting, count_of, logarithm
 
 

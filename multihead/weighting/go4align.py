@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
-from multihead._ground.method import Observation
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_positive_whole
-from multihead._ground.where import where
+from multihead._method import Observation
 from multihead.weighting._base import Weighting, softmax_over, sum_over, valid
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead._ground.random import normal
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_whole
 from multihead.weighting._base import Weighting, softmax_over, sum_over
 
@@ -43,6 +42,6 @@ class RandomLossWeighting(Weighting):
         super().__init__(name=name)
         self.seed = check_whole("seed", seed)
 
-    def total(self, losses: tf.Tensor, active: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
+    def total(self, losses: tf.Tensor, active: tf.Tensor, *, step: Tensor = 0) -> tf.Tensor:
         draws = normal([losses.shape[0]], self.seed, step)
         return sum_over(softmax_over(draws, active) * losses, active)

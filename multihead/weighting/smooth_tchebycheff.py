@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_positive
-from multihead._ground.where import where
-from multihead.weighting._base import Weighting
-from multihead.weighting._by_name import check_numbers, vector
+from multihead.weighting._base import BoundedWeighting
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class SmoothTchebycheff(Weighting):
+class SmoothTchebycheff(BoundedWeighting):
     """Minimizes a smooth maximum of the losses above the least ones, so that every Pareto optimum can be reached.
 
     Formula: `total = mu log sum_k exp((L_k - z_k) / mu)`, so `w = softmax((L - z) / mu)`. The total lies between the
@@ -43,17 +41,9 @@ class SmoothTchebycheff(Weighting):
     """
 
     def __init__(self, mu: float = 1.0, least_losses: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
-        super().__init__(name=name)
+        super().__init__(least_losses, name=name)
         self.mu = check_positive("mu", mu)
-        self._least_losses = check_numbers("least_losses", least_losses)
-
-    def bind(self, head_names: Any) -> None:
-        super().bind(head_names)
-        vector("least_losses", self._least_losses, self.head_names)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        above = (losses - vector("least_losses", self._least_losses, self.head_names)) / self.mu
+        above = self._above(losses) / self.mu
         return self.mu * tf.reduce_logsumexp(where(active, above, above.dtype.min))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "least_losses": dict(self._least_losses)}

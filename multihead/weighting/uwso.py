@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_positive
-from multihead._ground.where import where
 from multihead.weighting._base import Weighting, softmax_over, sum_over, valid
 
 

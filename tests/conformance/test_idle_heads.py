@@ -24,7 +24,7 @@ def state_of(trainer, head):
     """A head's variables and every optimizer variable that has the shape and the name of one of them."""
     own = trainer.heads[head].module.trainable_variables
     everything = trainer._built.spec.network.variables.all
-    slots = trainer._built.spec.ownership.groups
+    slots = trainer._built.spec.groups
     members = [group for owners, group in slots if [list(trainer.heads)[k] for k in owners] == [head]][0]
     assert len(members) >= 2 * len(own)  # at least one slot each
     assert len({id(v) for v in everything}) == len(everything)

@@ -11,6 +11,7 @@ from multihead import MultiHeadTrainer
 from multihead._update import pipeline
 from multihead.callbacks import Checkpoint
 from tests.helpers import tiny
+from tests.helpers.plans import plans_of, record_plans
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype("float32")
@@ -24,6 +25,7 @@ def trainer_of(**options):
     trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.add_head("size", keras.layers.Dense(1), "mse")
     trainer.compile(keras.optimizers.Adam(0.05), **options)
+    record_plans(trainer)
     return trainer
 
 
@@ -32,15 +34,15 @@ def fit(trainer, targets=Y, **options):
 
 
 def relies_on(trainer):
-    """The heads that the step of `fit` takes to be awake, and those whose labels it takes to be complete."""
-    assumed = trainer.train_function._assumed
-    return assumed.heads_stay, set(assumed.complete)
+    """Whether the latest step takes the heads to stay awake, and the heads whose labels it takes to be complete."""
+    plan = plans_of(trainer)[-1]
+    return plan.heads_stay, set(plan.complete)
 
 
 def state_of(trainer, head):
     """The variables of a head and their optimizer slots."""
     position = list(trainer.heads).index(head)
-    groups = trainer._built.spec.ownership.groups
+    groups = trainer._built.spec.groups
     return tiny.values([variable for owners, group in groups if owners == [position] for variable in group])
 
 
@@ -85,7 +87,7 @@ def test_a_callback_makes_a_head_idle_and_wakes_it(made_idle):
     )
     changes = [not same(one, other) for one, other in zip(at.states, at.states[1:])]
     assert changes == [True, False, False, True, True] and relies_on(trainer)[0] is False
-    fit(trainer)  # which was traced to rely on nothing, and may stay so
+    fit(trainer)
     assert not same(at.states[-1], state_of(trainer, "size"))
 
 
@@ -98,7 +100,11 @@ def test_labels_that_are_missing_later_leave_the_head_as_it_was():
     at = At(batch_0=lambda t: t.train_on_batch(X[:4], {name: labels[:4] for name, labels in MISSING.items()}))
     fit(trainer)
     fit(trainer, callbacks=[at])  # other labels within `fit`
-    assert relies_on(trainer) == (False, set()) and np.isfinite(trainer.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
+    assert {(plan.heads_stay, plan.complete) for plan in plans_of(trainer)[-4:]} == {
+        (True, frozenset({"kind", "size"})),
+        (False, frozenset()),
+    }
+    assert np.isfinite(trainer.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
 
 
 def test_the_mask_of_predictions_may_leave_no_label():
@@ -107,6 +113,7 @@ def test_the_mask_of_predictions_may_leave_no_label():
     trainer.add_head("tag", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.add_head("number", keras.layers.Dense(1), "mse")
     trainer.compile(keras.optimizers.Adam(0.05))
+    record_plans(trainer)
     x, tags = np.ones([8, 2, 3], "float32"), np.ones([8, 2], "int64")
     numbers = np.ones([8, 2, 1], "float32")
     trainer.fit(x, {"tag": tags, "number": numbers}, batch_size=4, verbose=0)
@@ -166,6 +173,7 @@ def test_a_step_of_a_subclass_may_change_labels():
     trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.add_head("size", keras.layers.Dense(1), "mse")
     trainer.compile(keras.optimizers.Adam(0.05))
+    record_plans(trainer)
     trainer.evaluate(X, Y, verbose=0)  # which creates the variables
     before = tiny.values(trainer.heads["size"].module.trainable_variables)
     fit(trainer)

@@ -12,14 +12,13 @@ import multihead
 ROOT = Path(multihead.__file__).parent
 
 STAGES = {
-    "encode": ("_update/encode", "_update/representation", "_update/encoder_gradients", "_ground/keras"),
-    "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/errors"),
-    "heads": ("_update/head_gradients", "_update/added_losses", "heads/", "losses/"),
+    "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/validation"),
+    "passes": ("_update/passes", "_update/network", "_ground/keras", "_ground/calls", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline"),
-    "combine": ("_update/backward", "_update/combine", "_update/products", "balancing/", "_ground/gradients"),
+    "combine": ("_update/ways", "_update/representation", "balancing/", "_ground/tensors"),
     "optimizer": ("_ground/optimizers",),
-    "apply": ("_update/apply", "_update/roll_back", "_update/update", "_ground/replicas"),
-    "faults": ("_update/broken", "_update/faults"),
+    "apply": ("_update/apply", "_update/update", "_ground/replicas"),
+    "faults": ("_update/faults",),
     "statistics": ("telemetry/",),
 }
 """The beginnings of the paths of each stage's files, the first that fits counts; the rest is `"others"`."""
@@ -49,7 +48,7 @@ def stage_of(operation: tf.Operation) -> str:
     """The stage whose code made an operation: that of the innermost of the package's files."""
     for frame in reversed(operation.traceback or ()):  # none in the bodies of some loops
         path = Path(frame.filename)
-        if ROOT in path.parents and path.name != "where.py":
+        if ROOT in path.parents and frame.name not in ("where", "_number"):
             name = path.relative_to(ROOT).as_posix()
             return next((stage for stage, files in STAGES.items() if name.startswith(files)), "others")
     return "others"

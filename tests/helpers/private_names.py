@@ -48,7 +48,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
         "LossScaleOptimizer": ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads"),
     },
 }
-"""The private names of Keras that `multihead/_ground/keras.py` and `optimizers.py` override, set or read, by owner.
+"""The private names of Keras that `keras.py`, `calls.py`, `layers.py` and `optimizers.py` in `multihead/_ground/` override, set or read, by owner.
 
 A test fails if a release drops one.
 """

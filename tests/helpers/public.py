@@ -47,7 +47,13 @@ def callables():
         of_module = {name: getattr(module, name) for name in module.__all__}
         found.update({f"{short}.{name}": each for name, each in of_module.items() if id(each) not in top})
     for owner in (MultiHeadTrainer, multihead.callbacks.HeadEarlyStopping, multihead.accumulation.GradientAccumulator):
-        methods = {name: each for name, each in vars(owner).items() if inspect.isfunction(each) and not name.startswith("_")}
+        parts = [
+            kind
+            for kind in owner.__mro__
+            if kind is owner or kind.__module__.startswith(("multihead._trainer.", "multihead._formats."))
+        ]
+        members = [item for kind in parts for item in vars(kind).items()]
+        methods = {name: each for name, each in members if inspect.isfunction(each) and not name.startswith("_")}
         found.update({f"{owner.__name__}.{name}": method for name, method in methods.items() if not _is_hook(name)})
     return {
         name: Public(each, _arguments(each))

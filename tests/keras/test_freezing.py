@@ -83,8 +83,8 @@ def fit(trainer, epochs=1, **options):
 
 def slots_of(trainer, variables):
     keys = [id(tiny.tensor_variable(variable)) for variable in variables]
-    network, ownership = trainer._built.spec.network, trainer._built.spec.ownership
-    owned = zip(network.variables.all, ownership.slots, strict=True)
+    network, slots = trainer._built.spec.network, trainer._built.spec.slots
+    owned = zip(network.variables.all, slots, strict=True)
     return [slot for variable, slots in owned if id(tiny.tensor_variable(variable)) in keys for slot in slots]
 
 

@@ -55,7 +55,7 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
     assert found["together"] == ["31"]
     assert found["examples"] == ["4 batches, each in 2 micro-batches"]
     assert found["encoder's gradient"] == ["CAGrad(c=0.3), at the representation, solved in every 5th update"]
-    assert found["encoder's passes"] == ["forward twice and backward once, for each micro-batch"]
+    assert found["encoder's passes"] == ["forward once and backward once for each head, for each micro-batch"]
     assert found["heads that train"][0].startswith("Alternate(") and found["clipping"] == ["ByGlobalNorm(5)"]
     assert found["optimizer"] == ["Adam, learning rate 0.002"] and found["encoder's learning rate"] == ["factor 0.1"]
 
@@ -63,7 +63,7 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({}, "forward twice and backward once"),
+        ({}, "forward once and backward once for each head"),
         ({"telemetry": "full", "jit_compile": True}, "forward once and backward once for each head"),
         ({"run_eagerly": True}, "forward once and backward once for each head"),
         ({"balance_at": "parameters"}, "forward once and backward once for each head"),
@@ -75,7 +75,7 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
             {"balance_at": "parameters", "balance_every": 2, "weighting": "FAMO"},
             "forward once and backward once for each head",
         ),
-        ({"balancer": None, "weighting": "FAMO"}, "forward twice and backward once"),
+        ({"balancer": None, "weighting": "FAMO"}, "forward once and backward once for each head"),
         ({"balancer": None}, None),
         ({"micro_batches": 1}, None),
     ],

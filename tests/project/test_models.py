@@ -17,9 +17,9 @@ FILES = sorted(MODELS.glob("*.py"))
 
 # A file imports from earlier lines only, never from its own or a later one.
 STAGES = [
-    {"_as_is", "_checks", "_largest", "_masks", "_recurrent"},
-    {"_gates", "_ids", "weights"},
-    {"_attention", "_bank", "_blocks", "_bridge", "_pooled", "_search", "encoder", "tagger"},
+    {"_checks", "_recurrent"},
+    {"_ids", "crf", "weights"},
+    {"_attention", "_blocks", "_pooled", "_search", "crf_tagger", "encoder", "tagger"},
     {"_cell", "_loops", "classifier", "expert_head", "regressor", "transformer_encoder"},
     {"_addons_loops", "_native_loops", "experts", "price", "search", "transformer_decoder"},
     {"decoder"},

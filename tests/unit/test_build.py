@@ -6,10 +6,11 @@ import keras
 import pytest
 import tensorflow as tf
 
+from multihead._ground.tensors import inner_products
 from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
-from multihead._update.representation import RepresentationGradients
+from multihead._update.representation import products, squared_norms
+from multihead._update.ways import CombinedFirst, PassPerHead, Summed
 from multihead.heads._named import new_head
 from tests.helpers import tiny
 
@@ -71,19 +72,23 @@ def test_a_head_that_reads_its_targets_needs_them_once():
 @pytest.mark.parametrize(
     ("options", "kind", "measure"),
     [
-        ({}, SumHeads, RepresentationGradients.squared_norms),
-        ({"telemetry": None}, SumHeads, None),
-        ({"telemetry": "full"}, SumHeads, RepresentationGradients.products),
-        ({"telemetry": None, "weighting": "GradNorm"}, SumHeads, RepresentationGradients.squared_norms),
-        ({"balancer": "UPGrad"}, BalanceAtRepresentation, RepresentationGradients.gramian),
-        ({"balancer": "UPGrad", "balance_at": "parameters"}, BalanceAtParameters, None),
+        ({}, Summed, squared_norms),
+        ({"telemetry": None}, Summed, None),
+        ({"telemetry": "full"}, Summed, products),
+        ({"telemetry": None, "weighting": "GradNorm"}, Summed, squared_norms),
+        ({"telemetry": None, "weighting": "LogLoss"}, CombinedFirst, None),
+        ({"telemetry": None, "weighting": "LogLoss", "micro_batches": 2}, PassPerHead, None),
+        ({"balancer": "UPGrad"}, CombinedFirst, inner_products),
+        ({"balancer": "UPGrad", "gradient_accumulation_steps": 2}, PassPerHead, inner_products),
+        ({"balancer": "UPGrad", "balance_at": "parameters"}, PassPerHead, None),
     ],
 )
-def test_the_options_choose_the_combiner_and_what_is_measured(options, kind, measure):
+def test_the_options_choose_the_way_through_the_encoder_and_what_is_measured(options, kind, measure):
     trainer = tiny.trainer("sgd", heads=("price", "size"), **options)
-    trainer.compute_gradients(tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2))))
-    combiner = trainer._built.spec.combiner
-    assert type(combiner) is kind and combiner.measure is measure
+    batch = tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2)))
+    trainer.compute_gradients([batch] if "gradient_accumulation_steps" in options else batch)
+    way = trainer._built.spec.way
+    assert type(way) is kind and way.measure is measure
 
 
 def _two(batch):

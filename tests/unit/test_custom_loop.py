@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import balancing
+from multihead import Stages, balancing
 from multihead._trainer.custom_loop import to_apply
 from tests.helpers import tiny
 
@@ -168,3 +168,18 @@ def test_a_graph_gives_the_same_losses_and_autograph_has_nothing_to_say(balancer
 def test_a_list_that_left_its_graph_has_no_losses():
     with pytest.raises(ValueError, match="`losses` must be read where `compute_gradients` is called"):
         _ = type(tiny.shared().compute_gradients(tiny.data(2)))([]).losses
+
+
+def test_a_traced_loop_ends_with_its_period():
+    stages = tiny.trainer("sgd", encoder_learning_rate_multiplier=Stages({0: 0, 2: 1}))
+    batch = tiny.data(4, missing=False)
+    stages.compute_gradients(batch)
+    step = tf.function(lambda stage: stages.apply_gradients(stages.compute_gradients(batch)), autograph=False)
+    before = tiny.values(stages.encoder.trainable_variables)
+    assert step(0) and step(0)
+    for old, new in zip(before, tiny.values(stages.encoder.trainable_variables)):
+        np.testing.assert_array_equal(old, new)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="traced for the updates from 0 to 1"):
+        step(0)
+    assert step(stages.stage)
+    assert any((old != new).any() for old, new in zip(before, tiny.values(stages.encoder.trainable_variables)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from multihead._trainer.directions import direction
+from multihead.heads._directions import direction
 from multihead.heads._metrics import log_name
 from multihead.heads._named import new_head
 

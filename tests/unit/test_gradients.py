@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._ground import gradients
+from multihead._ground import tensors
 
 pytestmark = pytest.mark.mathematics
 
@@ -35,35 +35,35 @@ def kind(gradient):
     ],
 )
 def test_added(first, second, wanted):
-    found = gradients.added(KINDS[first], KINDS[second])
+    found = tensors.added(KINDS[first], KINDS[second])
     assert kind(found) == wanted
     np.testing.assert_array_equal(dense(found), dense(KINDS[first]) + dense(KINDS[second]))
 
 
 def test_deduplicate_leaves_each_row_once():
-    found = gradients.deduplicate(SPARSE)
+    found = tensors.deduplicate(SPARSE)
     assert sorted(found.indices.numpy()) == [0, 2]
     np.testing.assert_array_equal(dense(found), dense(SPARSE))
-    assert gradients.deduplicate(DENSE) is DENSE and gradients.deduplicate(None) is None
+    assert tensors.deduplicate(DENSE) is DENSE and tensors.deduplicate(None) is None
 
 
 def test_scaled_is_at_least_float32():
     half = tf.constant([60000.0], tf.float16)
-    assert gradients.scaled(half, tf.constant(2.0)).numpy() == pytest.approx(120000.0, rel=1e-3)
-    assert gradients.scaled(None, tf.constant(2.0)) is None
-    np.testing.assert_array_equal(dense(gradients.scaled(SPARSE, tf.constant(0.5))), dense(SPARSE) / 2)
+    assert tensors.scaled(half, tf.constant(2.0)).numpy() == pytest.approx(120000.0, rel=1e-3)
+    assert tensors.scaled(None, tf.constant(2.0)) is None
+    np.testing.assert_array_equal(dense(tensors.scaled(SPARSE, tf.constant(0.5))), dense(SPARSE) / 2)
 
 
 @pytest.mark.parametrize("values", [[3e30, 4e30], [3e-30, 4e-30], [3.0, 4.0], [0.0, 0.0], []])
 def test_norm_neither_overflows_nor_underflows(values):
-    found = gradients.norm(tf.constant(values, tf.float32))
+    found = tensors.norm(tf.constant(values, tf.float32))
     np.testing.assert_allclose(found, np.linalg.norm(np.array(values, "float64")), rtol=1e-6)
 
 
 def test_is_finite():
     broken = tf.IndexedSlices(tf.constant([[np.nan]]), tf.constant([0]), tf.constant([3, 1]))
-    assert gradients.is_finite(DENSE) and gradients.is_finite(SPARSE) and not gradients.is_finite(broken)
-    assert not gradients.is_finite(tf.constant([1.0, np.inf]))
+    assert tensors.is_finite(DENSE) and tensors.is_finite(SPARSE) and not tensors.is_finite(broken)
+    assert not tensors.is_finite(tf.constant([1.0, np.inf]))
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -73,7 +73,7 @@ def test_is_finite():
 def test_is_finite_of_the_largest_and_smallest_numbers(number, is_known, dtype, jit_compile):
     dtype = tf.as_dtype(dtype)
     signature = [tf.TensorSpec([number if is_known else None], dtype)]
-    is_finite = tf.function(gradients.is_finite, input_signature=signature, jit_compile=jit_compile)
+    is_finite = tf.function(tensors.is_finite, input_signature=signature, jit_compile=jit_compile)
 
     def values(**at):
         found = np.full([number], dtype.max, dtype.as_numpy_dtype)
@@ -89,14 +89,14 @@ def test_is_finite_of_the_largest_and_smallest_numbers(number, is_known, dtype, 
 
 
 def test_size_is_the_variables():
-    assert gradients.size(SPARSE) == 8 and gradients.size(DENSE) == 8
+    assert tensors.size(SPARSE) == 8 and tensors.size(DENSE) == 8
 
 
 @pytest.mark.parametrize("kinds", [["sparse", "sparse"], ["sparse", "none"], ["dense", "sparse", "none"], ["dense"]])
 def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
-    rows = gradients.as_rows([KINDS[each] for each in kinds])
+    rows = tensors.as_rows([KINDS[each] for each in kinds])
     wanted = np.stack([dense(KINDS[each]).ravel() for each in kinds])
-    gramian = gradients.gramian([rows.values], len(kinds))
+    gramian = tensors.gramian([rows.values], len(kinds))
     assert gramian.dtype == tf.float64
     np.testing.assert_allclose(gramian, wanted @ wanted.T)
     factors = tf.range(1.0, len(kinds) + 1)
@@ -122,7 +122,7 @@ def test_inner_products_are_those_of_numpy(num_heads, sizes, lacking, dtype, kno
         rows = [list(flat[k * len(sizes) : (k + 1) * len(sizes)]) for k in range(num_heads)]
         for k in lacks:
             rows[k][-1] = None  # the other tensors have a gradient for every head
-        return gradients.inner_products(rows)
+        return tensors.inner_products(rows)
 
     flat = [each for row in given for each in row]
     specs = [tf.TensorSpec([each.size if known else None], dtype) for each in flat]
@@ -138,19 +138,19 @@ def test_inner_products_are_those_of_numpy(num_heads, sizes, lacking, dtype, kno
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_inner_products_of_pairs_neither_overflow_nor_underflow(scale):
     rows = np.random.default_rng(1).normal(size=[3, 5000]).astype("float32") * np.float32(scale)
-    found = gradients.inner_products([[tf.constant(row)] for row in rows])
+    found = tensors.inner_products([[tf.constant(row)] for row in rows])
     np.testing.assert_allclose(found, rows.astype("float64") @ rows.astype("float64").T, rtol=1e-9, atol=1e-9 * scale**2)
 
 
 def test_what_is_not_finite_in_one_head_is_so_in_its_products_alone():
     rows = [[tf.fill([5000], 1.0), None], [tf.fill([5000], np.nan), None], [None, tf.fill([3], 2.0)]]
-    found = gradients.inner_products(rows).numpy()
+    found = tensors.inner_products(rows).numpy()
     np.testing.assert_array_equal(np.isnan(found), [[0, 1, 0], [1, 1, 0], [0, 0, 0]])
     assert found[0, 0] == 5000 and found[2, 2] == 12
 
 
 def test_inner_products_of_sparse_gradients():
-    found = gradients.inner_products([[SPARSE, None], [DENSE, None], [SPARSE, DENSE], [None, SPARSE]])
+    found = tensors.inner_products([[SPARSE, None], [DENSE, None], [SPARSE, DENSE], [None, SPARSE]])
     first = [dense(each).ravel() for each in (SPARSE, DENSE, SPARSE, None)]
     second = [dense(each).ravel() for each in (None, None, DENSE, SPARSE)]
     wanted = np.stack(first) @ np.stack(first).T + np.stack(second) @ np.stack(second).T
@@ -160,7 +160,7 @@ def test_inner_products_of_sparse_gradients():
 def test_xla_compiles_rows_of_sparse_gradients():
     @tf.function(jit_compile=True)
     def combined(values, indices, others):
-        rows = gradients.as_rows([tf.IndexedSlices(values, indices, (5, 2)), None, tf.IndexedSlices(values, others, (5, 2))])
+        rows = tensors.as_rows([tf.IndexedSlices(values, indices, (5, 2)), None, tf.IndexedSlices(values, others, (5, 2))])
         return tf.convert_to_tensor(rows.restore(tf.reduce_sum(rows.times(tf.constant([1.0, 7.0, 10.0])).values, axis=0)))
 
     values = np.arange(1.0, 7.0, dtype="float32").reshape(3, 2)
@@ -171,8 +171,8 @@ def test_xla_compiles_rows_of_sparse_gradients():
 
 
 def test_rows_of_nothing():
-    assert gradients.as_rows([None, None]) is None
-    np.testing.assert_array_equal(gradients.gramian([], 2), np.zeros((2, 2)))
+    assert tensors.as_rows([None, None]) is None
+    np.testing.assert_array_equal(tensors.gramian([], 2), np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -180,7 +180,7 @@ def test_rows_of_nothing():
 def test_computed_if(holds, in_graph):
     def compute(condition):
         shapes = [tf.constant([4, 2]), None, tf.constant([4, 2])]
-        found = gradients.computed_if(condition, lambda: [DENSE, None, SPARSE], shapes)
+        found = tensors.computed_if(condition, lambda: [DENSE, None, SPARSE], shapes)
         return [each for each in found if each is not None], found[1] is None
 
     (first, second), is_none = (tf.function(compute) if in_graph else compute)(tf.constant(holds))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
-from multihead._ground.errors import errors_in_words
+from multihead._ground.validation import errors_in_words
 from multihead.heads import _labels
 from multihead.heads._named import new_head
 from tests.helpers import labels as reference

@@ -43,7 +43,7 @@ def test_names_become_methods_that_know_the_heads():
     assert isinstance(found.weighting, weighting.DWA) and isinstance(found.balancer, balancing.UPGrad)
     assert isinstance(found.head_schedule, schedules.Together)
     assert found.weighting.head_names == found.balancer.head_names == found.head_schedule.head_names == ("a", "b")
-    assert set(found.by_name()) == set(PLAIN)
+    assert set(vars(found)) == set(PLAIN)
 
 
 def test_only_balance_every_wraps_the_balancer():

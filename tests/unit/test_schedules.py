@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
-from multihead._ground.method import Observation
+from multihead._method import Observation
 from tests.helpers.draws import at_steps
 
 

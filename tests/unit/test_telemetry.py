@@ -136,7 +136,7 @@ def test_nothing_is_recorded_without_telemetry():
     assert (
         model.log_metrics.columns == []
         and not hasattr(model.log_metrics.sums, "latest")
-        and model._built.spec.combiner.measure is None
+        and model._built.spec.way.measure is None
     )
 
 

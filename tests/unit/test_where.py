@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from tests.helpers.sources import sources
 
 pytestmark = pytest.mark.mathematics
@@ -87,5 +87,5 @@ def test_every_choice_is_made_by_it():
         number = [
             call.lineno for call in calls if ast.unparse(call.func) == "tf.where" and len(call.args) + len(call.keywords) > 1
         ]
-        slow += [f"{path}:{line}" for line in number if path.name != "where.py"]
-    assert not slow, f"use `multihead._ground.where` instead of `tf.where`: {slow}"
+        slow += [f"{path}:{line}" for line in number if path.name != "tensors.py"]
+    assert not slow, f"use `where` of `multihead._ground.tensors` instead of `tf.where`: {slow}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._data.windows import Windows, batches_of_update, is_window
+from multihead._data.windows import batches_of_update, in_windows, is_window
 
 
 def batches(num_examples=5, size=1):
@@ -15,7 +15,7 @@ def batches(num_examples=5, size=1):
 
 
 def windows(dataset, steps):
-    return list(Windows(steps, tf.distribute.get_strategy()).arguments_of_fit(dataset, None)["x"])
+    return list(in_windows(dataset, steps, 1, tf.distribute.get_strategy(), None)[0])
 
 
 def test_batches_keep_their_order_and_the_last_window_is_padded():
@@ -43,9 +43,9 @@ def test_ragged_and_sparse_batches_are_padded_too():
 
 
 def test_replicas_get_the_parts_of_each_batch(two_replicas):
-    arguments = Windows(2, two_replicas).arguments_of_fit(batches(6, size=3), None)
-    assert arguments["steps_per_epoch"] == 1
-    window = next(iter(arguments["x"]))
+    found, steps = in_windows(batches(6, size=3), 2, 1, two_replicas, None)
+    assert steps == 1
+    window = next(iter(found))
     parts = [two_replicas.experimental_local_results(inputs) for inputs, _ in batches_of_update(window, 2)]
     assert [[part.numpy().tolist() for part in each] for each in parts] == [[[0], [1, 2]], [[3], [4, 5]]]
 
@@ -55,4 +55,4 @@ def test_replicas_need_the_number_of_updates(two_replicas):
     with pytest.raises(
         ValueError, match="`steps_per_epoch` is required with gradient_accumulation_steps on several replicas"
     ):
-        Windows(2, two_replicas).arguments_of_fit(endless, None)
+        in_windows(endless, 2, 1, two_replicas, None)

@@ -5,24 +5,13 @@ The dual cone `{x: x . g_k >= 0 for all k}` holds the updates that conflict with
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from multihead._ground.graphs import in_xla
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
-
-FEW = 4
-"""The largest number of heads of which all subsets are tried. Beyond, a search takes less time than their number."""
-
-
-def are_few(num_heads: int) -> bool:
-    """Whether all subsets are tried: not in XLA, whose decompositions lose the digits that almost opposed rows leave."""
-    return num_heads <= FEW and not in_xla()
 
 
 def nonnegative_least_squares(
@@ -30,8 +19,13 @@ def nonnegative_least_squares(
 ) -> tf.Tensor:
     """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
 
+    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
+    pivots, so that an iteration is one rank-one update and needs no linear solver. A column enters only if it is
+    linearly independent of the passive set within `tolerance`, so that equal and opposite columns are handled.
+
     Args:
-        gramian: `[n, n]` float64, `a_i . a_j`; the columns have about unit norm.
+        gramian: `[n, n]` float64, `a_i . a_j`, or one for each target, `[num_targets, n, n]`; the columns have about unit
+            norm.
         linear: `[num_targets, n]` float64, `a_k . t`.
         square: `[num_targets]` float64, `|t|^2`, about 1.
         noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
@@ -39,45 +33,11 @@ def nonnegative_least_squares(
 
     Returns:
         `[num_targets, n]` float64: `v`.
-    """
-    if are_few(int(gramian.shape[0])):
-        return _best_of_all_subsets(gramian, linear, tolerance)
-    return active_set(tf.tile(gramian[None], [int(linear.shape[0]), 1, 1]), linear, square, noise, tolerance)
-
-
-def _best_of_all_subsets(gramian: tf.Tensor, linear: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """Tries all subsets of few columns at once: a formula, whose graph takes half as long to trace as a search.
-
-    The weights of a subset make the slopes of its members zero. They are the solution if no weight and no slope is negative;
-    so the subset is chosen that violates this least. A linearly independent subset always yields the solution, so it does no
-    harm that what the pseudo-inverse of a dependent one yields is a candidate as any other.
-    """
-    size = int(gramian.shape[0])
-    members = np.array(list(itertools.product([0.0, 1.0], repeat=size)))
-    both = members[:, :, None] * members[:, None, :]
-    # With ones in the diagonal, the other columns do not mix with eigenvectors of small eigenvalues.
-    roots = _root_of_inverse(gramian * both + np.eye(size) * (1.0 - both), tolerance) * members[:, :, None]
-
-    def solved(linear: tf.Tensor) -> tf.Tensor:
-        """`[2^n, num_targets, n]`: for each subset the weights that take as much away from its members' slopes."""
-        return -tf.matmul(tf.matmul(linear, roots), roots, transpose_b=True)
-
-    weights = solved(linear)
-    weights += solved(linear + tf.matmul(weights, gramian))  # removes rounding errors
-    violations = tf.reduce_max(tf.abs(tf.minimum(weights, linear + tf.matmul(weights, gramian))), axis=-1)
-    chosen = tf.one_hot(tf.argmin(violations), len(members), axis=0, dtype=tf.float64)
-    return tf.maximum(tf.reduce_sum(tf.expand_dims(chosen, -1) * weights, axis=0), 0.0)
-
-
-def active_set(gramian: tf.Tensor, linear: tf.Tensor, square: tf.Tensor, noise: float, tolerance: float) -> tf.Tensor:
-    """The same by a search, with a Gramian of its own for each target, `[num_targets, n, n]`.
-
-    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
-    pivots, so that an iteration is one rank-one update and needs no linear solver. A column enters only if it is
-    linearly independent of the passive set within `tolerance`, so that equal and opposite columns are handled.
 
     Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """
+    if len(gramian.shape) == 2:
+        gramian = tf.tile(gramian[None], [int(linear.shape[0]), 1, 1])
     size = int(gramian.shape[-1])
     zero, infinity = tf.constant(0.0, tf.float64), tf.constant(tf.float64.max, tf.float64)
     tableau = tf.concat([gramian, linear[..., None]], axis=-1)
@@ -139,16 +99,10 @@ def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
         matrix: The matrix.
         tolerance: Eigenvalues up to this value are treated as zero.
     """
-    root = _root_of_inverse(matrix, tolerance)
-    return tf.matmul(root, root, transpose_b=True)
-
-
-def _root_of_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """The matrices that, times their transposes, yield the pseudo-inverses of matrices `[..., n, n]`."""
     values, vectors = tf.linalg.eigh(matrix)
     keeps = values > tolerance
-    lengths = where(keeps, tf.math.rsqrt(where(keeps, values, 1.0)), 0.0)
-    return vectors * tf.expand_dims(lengths, -2)
+    root = vectors * where(keeps, tf.math.rsqrt(where(keeps, values, 1.0)), 0.0)
+    return tf.matmul(root, root, transpose_b=True)
 
 
 class DualCone(NamedTuple):
@@ -255,7 +209,7 @@ def followed(
         gramians = gramians / sizes[:, :, None] / sizes[:, None, :]
         linear = (products[None, :] - levels[:, None] * inverses[None, :]) / sizes / reach[:, None]
         ones = tf.ones_like(levels)
-        lifts = active_set(gramians, linear, ones, rows.noise, rows.tolerance)
+        lifts = nonnegative_least_squares(gramians, linear, ones, rows.noise, rows.tolerance)
         lifts = lifts * reach[:, None] / sizes
         return lifts, tf.reduce_sum(lifts * tf.matmul(lifts, rows.cosines), axis=1)
 

@@ -7,27 +7,24 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
-from multihead.balancing._solvers.least_squares import are_few
 
-MOST_ROUNDS = 25
-"""Solutions take 2 to 8 rounds; who needs more goes round in circles."""
+MOST_ROUNDS = 200
+"""Solutions take 2 to 8 rounds; more rounds mean cycling."""
 
 MOST_EXACT = 128
 """The largest number of heads for which there is an exact method where pivoting fails."""
 
-Trial = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""From the matrix restricted to the passive set, and that set, to the weights and slopes that belong to it."""
 
-
-def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
+def pivot(
+    matrix: tf.Tensor, start: tf.Tensor, trial: Callable[..., tuple[tf.Tensor, tf.Tensor]], noise: float
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds weights `v >= 0` with slopes `s >= 0` of which one is 0 for each index, for several problems at once.
 
     Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope
     has the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of
-    rounds hardly depends on the number of indices, but the rounds may go round in circles: the caller then needs another
-    method.
+    rounds hardly depends on the number of indices; where it exceeds `MOST_ROUNDS`, the caller needs another method.
 
     Args:
         matrix: `[n, n]` float64, positive definite; see `definiteness`.
@@ -39,42 +36,39 @@ def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tu
     Returns:
         `[..., n]` float64 weights, and a boolean scalar: whether they solve all problems.
 
-    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; for many
-    indices with the safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
+    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; with
+    the safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
     """
     size = int(matrix.shape[-1])
-    identity, most = tf.constant(np.eye(size)), MOST_ROUNDS if size <= MOST_EXACT else 8 * MOST_ROUNDS
-
-    caution = (tf.constant(size + 1), tf.constant(3)) if size > MOST_EXACT else ()
+    identity = tf.constant(np.eye(size))
 
     def step(
-        count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor, *caution: tf.Tensor
+        count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor, fewest: tf.Tensor, left: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        if caution:
-            wrong, *rest = _cautious(wrong, *caution)
-            caution = tuple(rest)
-        passive = tf.math.logical_xor(passive, wrong)
+        # Once the number of wrong indices has not fallen for three rounds, only the last is exchanged: this cannot cycle.
+        number = tf.reduce_sum(tf.cast(wrong, tf.int32))
+        left = where(number < fewest, tf.constant(3), left - 1)
+        is_last = tf.cumsum(tf.cast(wrong, tf.int32), axis=-1, reverse=True) <= 1
+        passive = tf.math.logical_xor(passive, wrong & ((left >= 0) | is_last))
         both = tf.expand_dims(passive, -1) & tf.expand_dims(passive, -2)
         weights, slopes = trial(where(both, matrix, identity), passive)
-        return count + 1, passive, where(passive, weights < -1e-13, slopes < -noise), weights, *caution
+        wrong = where(passive, weights < -1e-13, slopes < -noise)
+        return count + 1, passive, wrong, weights, tf.minimum(fewest, number), left
 
     def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, *__: tf.Tensor) -> tf.Tensor:
-        return (count < most) & tf.reduce_any(wrong)
+        return (count < MOST_ROUNDS) & tf.reduce_any(wrong)
 
-    state = (tf.constant(0), tf.zeros_like(start), start, tf.zeros(start.shape, tf.float64), *caution)
+    zero = tf.constant(0)
+    state = (
+        zero,
+        tf.zeros_like(start),
+        start,
+        tf.zeros(start.shape, tf.float64),
+        zero + start.shape.num_elements() + 1,
+        zero,
+    )
     _, _, wrong, weights, *_ = tf.while_loop(is_unfinished, step, state)
     return tf.maximum(weights, 0.0), ~tf.reduce_any(wrong)
-
-
-def _cautious(wrong: tf.Tensor, fewest: tf.Tensor, left: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Exchanges only the last wrong index once the number of wrong ones has not fallen for three rounds.
-
-    Such single exchanges cannot go round in circles.
-    """
-    number = tf.reduce_sum(tf.cast(wrong, tf.int32))
-    left = where(number < fewest, tf.constant(3), left - 1)
-    last = tf.reverse(tf.cumsum(tf.cast(tf.reverse(wrong, [-1]), tf.int32), axis=-1), [-1])  # 1 from the last on
-    return wrong & ((left >= 0) | (last <= 1)), tf.minimum(fewest, number), left
 
 
 def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
@@ -101,15 +95,6 @@ def completed(rows: UnitRows) -> tf.Tensor:
     return tf.linalg.set_diag(rows.cosines, tf.ones_like(rows.active))
 
 
-def regularized(rows: UnitRows) -> tf.Tensor:
-    """The completed cosines, as if each unit row had a small component of its own that no other has.
-
-    It exceeds what rounding can take from the smallest eigenvalue.
-    """
-    own = max(2 * rows.num_heads * rows.noise, 1e-9)
-    return completed(rows) + own * tf.eye(rows.num_heads, dtype=tf.float64)
-
-
 def definiteness(rows: UnitRows) -> tf.Tensor:
     """Whether the rows are so far from being linearly dependent that rounding does not matter, a boolean scalar.
 
@@ -121,11 +106,9 @@ def definiteness(rows: UnitRows) -> tf.Tensor:
     return tf.linalg.eigvalsh(completed(rows))[0] > limit
 
 
-Quick = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""From the completed cosines to weights, and whether they are the solution."""
-
-
-def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor], *, searches: bool = False) -> tf.Tensor:
+def quickly(
+    rows: UnitRows, quick: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]], exact: Callable[[], tf.Tensor]
+) -> tf.Tensor:
     """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one.
 
     Exact methods need memory for the third power of the number of heads. So with more than 128, the quick method is always
@@ -133,22 +116,15 @@ def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor], *, sea
 
     Args:
         rows: The unit rows.
-        quick: The quick method.
-        exact: The exact one. Of few rows it is a formula that is quick itself, and always taken.
-        searches: Whether it is a search of few rows, too.
+        quick: From the completed cosines to weights, and whether they are the solution.
+        exact: The exact method.
     """
     if rows.num_heads > MOST_EXACT:
-        return quick(regularized(rows))[0]
-    if are_few(rows.num_heads) and not searches:
-        return exact()
-
-    def tried() -> tuple[tf.Tensor, tf.Tensor]:
-        return quick(completed(rows))
-
-    def failed() -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.zeros_like(rows.norms), tf.constant(False)
-
-    weights, is_solved = tf.cond(definiteness(rows), tried, failed)
+        # As if each row had a component that no other has, larger than what rounding can take from the smallest eigenvalue.
+        own = max(2 * rows.num_heads * rows.noise, 1e-9)
+        return quick(completed(rows) + own * tf.eye(rows.num_heads, dtype=tf.float64))[0]
+    nothing = tf.zeros_like(rows.norms), tf.constant(False)
+    weights, is_solved = tf.cond(definiteness(rows), lambda: quick(completed(rows)), lambda: nothing)
     return tf.cond(is_solved, lambda: tf.identity(weights), exact)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from multihead._ground.graphs import one_after_another
-from multihead._ground.where import where
+from multihead._ground.tensors import one_after_another, where
 from multihead.balancing._rows import UnitRows
 
 
@@ -35,7 +34,8 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     def found() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return tf.sqrt(tf.maximum(values, 0.0)), tf.identity(vectors), values > 0
 
-    return tf.cond(are_similar, found, lambda: _rotated(rows, norms))
+    singular, vectors, exists = tf.cond(are_similar, found, lambda: _rotated(rows, norms))
+    return singular, vectors, exists
 
 
 # Ratio of eigenvalues above which the smallest is accurate to ten digits.

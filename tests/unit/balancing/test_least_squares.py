@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 from multihead import balancing
 from multihead.balancing._rows import unit_rows
-from multihead.balancing._solvers.least_squares import active_set, nonnegative_least_squares, pseudo_inverse
+from multihead.balancing._solvers.least_squares import nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._solvers.pivoting import definiteness, nonnegative
 from tests.helpers import zoo
 
@@ -34,16 +34,12 @@ def test_nonnegative_least_squares_are_those_of_scipy(kind):
         np.testing.assert_allclose(solution @ columns, wanted @ columns, rtol=1e-6, atol=1e-8)
 
 
-def by_search(gramian, linear, *options):
-    """The method for many heads, of few."""
-    return active_set(tf.tile(gramian[None], [int(linear.shape[0]), 1, 1]), linear, *options)
-
-
-@pytest.mark.parametrize("method", [nonnegative_least_squares, by_search])
 @pytest.mark.parametrize("num_heads", [3, 4])
-def test_signs_certify_the_solution_for_rows_of_any_kind(num_heads, method):
+def test_signs_certify_the_solution_for_rows_of_any_kind(num_heads):
     """Of rows that depend on each other, SciPy would use what rounding leaves of them."""
-    solve = tf.function(lambda *given: method(*given, tf.ones([num_heads + 5], tf.float64), 1e-13, 1e-13), autograph=False)
+    solve = tf.function(
+        lambda *given: nonnegative_least_squares(*given, tf.ones([num_heads + 5], tf.float64), 1e-13, 1e-13), autograph=False
+    )
     for kind in ("random", "conflicting", "rank_deficient", "equal", "opposed"):
         for seed in range(20):
             columns = zoo.units(zoo.matrix(kind, num_heads, seed=seed))
@@ -57,9 +53,8 @@ def test_signs_certify_the_solution_for_rows_of_any_kind(num_heads, method):
                 np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9, err_msg=f"{kind}, {seed}")
 
 
-@pytest.mark.parametrize("method", [nonnegative_least_squares, by_search])
 @pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6])
-def test_rows_that_almost_oppose_each_other_keep_their_precision(angle, method):
+def test_rows_that_almost_oppose_each_other_keep_their_precision(angle):
     """The weights are about the inverse of the angle; that another row is left out of a subset must not mix with them."""
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -67,7 +62,7 @@ def test_rows_that_almost_oppose_each_other_keep_their_precision(angle, method):
         columns[3] = -columns[0] + angle * columns[3]
         columns = zoo.units(columns)
         products = tf.constant(columns @ columns.T)
-        found = method(products, products, tf.ones([4], tf.float64), 1e-15, 1e-14).numpy()
+        found = nonnegative_least_squares(products, products, tf.ones([4], tf.float64), 1e-15, 1e-14).numpy()
         for target, solution in zip(columns, found):
             wanted, _ = nnls(columns.T, -target)
             np.testing.assert_allclose(
@@ -76,7 +71,6 @@ def test_rows_that_almost_oppose_each_other_keep_their_precision(angle, method):
 
 
 def test_xla_keeps_the_precision_of_rows_that_almost_oppose_each_other():
-    """Its own decompositions do not, so it solves without trying all subsets."""
     balancer = balancing.UPGrad()
     balancer.build((4, None))
     of_graph, of_xla = (tf.function(balancer.coefficients, autograph=False, jit_compile=each) for each in (False, True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multihead._trainer.idle import IdleHeads
+from multihead._trainer.state import IdleHeads
 
 
 def test_a_variable_says_who_is_awake():

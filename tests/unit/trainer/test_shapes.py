@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import keras
-import pytest
 import tensorflow as tf
 
-from multihead._trainer.shapes import Shapes, build_modules, build_wider
+from multihead._trainer.building import Shapes, build_modules
 from multihead._update.batch import Batch
 from multihead.heads._named import new_head
 
@@ -42,9 +41,9 @@ def test_modules_are_built_for_the_targets_that_there_are():
 
 
 def test_a_head_can_be_left_out():
-    found = build_modules(Last(), two_heads(), specs(5, a=1, b=2), Shapes(), None, eagerly=False).without("a")
+    found = build_modules(Last(), two_heads(), specs(5, a=1, b=2), Shapes(), None, eagerly=False).of_heads(["b"])
     assert set(found.predictions) == {"b"} == set(found.specs.targets)
-    assert Shapes().without("a") == Shapes()
+    assert Shapes().of_heads(["b"]) == Shapes()
 
 
 def test_modules_that_run_eagerly_run_on_a_sample():
@@ -57,26 +56,3 @@ def test_modules_that_run_eagerly_run_on_a_sample():
 
     found = build_modules(Looking(), two_heads(), specs(5, a=1, b=2), Shapes(), None, eagerly=True)
     assert seen == [1.0] and found.predictions["b"].spec.shape.as_list() == [None, 2]
-
-
-@pytest.mark.parametrize(("takes_open_sizes", "expected"), [(True, [7, None]), (False, [7, None])])
-def test_other_sizes_are_opened_where_the_modules_take_them(takes_open_sizes, expected):
-    built = []
-
-    def build(wanted):
-        built.append(wanted.inputs.shape[1])
-        if wanted.inputs.shape[1] is None and not takes_open_sizes:
-            raise ValueError("The last axis must be known.")
-
-    build_wider(build, specs(5), specs(5))
-    assert built == []
-    build_wider(build, specs(5), specs(7))
-    assert built == expected
-
-
-def test_sizes_that_the_modules_refuse_are_an_error():
-    def build(wanted):
-        raise ValueError("Only 5.")
-
-    with pytest.raises(ValueError, match=r"Only 5\."):
-        build_wider(build, specs(5), specs(7))

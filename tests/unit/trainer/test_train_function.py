@@ -7,19 +7,23 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from multihead._trainer.train_function import Assumptions, StepFunction, TrainFunction
+from multihead._ground.keras import KERAS_3
+from multihead._trainer.steps import StepFunction, TrainFunction
+from multihead._update.spec import Plan
 
 
 class Keras:
-    """Makes functions, and counts the updates that calls of them make."""
+    """A trainer whose functions count the updates that calls of them make."""
 
-    is_fitting = True
+    run_eagerly = False
 
-    def __init__(self, starts=(0,), at_once=1, faults=None):
-        self.starts, self.at_once, self.num_updates = starts, at_once, 0
-        self.made, self.ran, self.asked = 0, [], 0
-        self.replay, self.failure, self.at_trace = None, None, lambda: None
-        self.spec = None if starts is None else self.spec_with(starts, faults)
+    def __init__(self, starts=(0,), at_once=1, faults=None, in_xla=False):
+        self.steps_per_execution = SimpleNamespace(numpy=lambda: at_once) if not KERAS_3 else at_once
+        self.options = SimpleNamespace(steps_per_execution=at_once)
+        self.at_once, self.updates, self.jit_compile = at_once, 0, in_xla
+        self.made, self.ran, self.asked = [], [], 0
+        self.failure = None
+        self.update_spec = None if starts is None else self.spec_with(starts, faults)
 
     @staticmethod
     def spec_with(starts, faults=None):
@@ -30,35 +34,26 @@ class Keras:
             faults=faults or SimpleNamespace(stop=lambda: None),
         )
 
-    def make(self):
-        self.made += 1
-        number = self.made
+    def make(self, plan):
+        self.made.append(plan)
+        number = len(self.made)
 
         def run(iterator):
-            self.at_trace()
             if self.failure is not None:
                 raise self.failure
             self.ran.append(number)
-            self.num_updates += self.at_once
+            self.updates += self.at_once
             return {"loss": next(iterator)}
 
         return run
 
-    def count(self):
+    @property
+    def num_updates(self):
         self.asked += 1
-        return self.num_updates
+        return self.updates
 
-    def function(self, *, asks=False):
-        return TrainFunction(
-            self.make,
-            spec=lambda: self.spec,
-            num_updates=self.count,
-            at_once=lambda: self.at_once,
-            is_constant=True,
-            asks_for_faults=lambda: asks,
-            replay=lambda: self.replay,
-            in_session=lambda: self.is_fitting,
-        )
+    def function(self, kind=TrainFunction):
+        return kind(self, self.make)
 
 
 def run(function, steps):
@@ -67,67 +62,39 @@ def run(function, steps):
 
 def test_data_of_other_ranks_are_traced_anew():
     keras = Keras()
-    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
+    function = keras.function(StepFunction)
     for rank in (2, 2, 3, 3, 2):
-        function.trace_for((tf.TensorSpec([None] * rank), {"a": tf.TensorSpec([None])}))
+        function.take((tf.TensorSpec([None] * rank), {"a": tf.TensorSpec([None])}))
         run(function, 1)
     assert keras.ran == [1, 1, 2, 2, 3]
 
 
-def test_a_step_without_checks_is_used_only_where_it_may_be():
-    keras = Keras()
-    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
-    for are_checked in (True, True, False, True, False):
-        function.trace_for(None, Assumptions(labels_are_checked=are_checked))
-        run(function, 1)
-    function.trace_without_assumptions()
-    run(function, 1)
-    assert keras.ran == [1, 1, 2, 2, 2, 2]
-    without = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
-    without.trace_for(None, Assumptions(labels_are_checked=True))
-    without.trace_without_assumptions()
-    run(without, 1)
-    assert keras.ran[-1] == 4
-
-
-def test_a_step_assumes_only_what_held_when_it_was_made_and_only_while_it_runs():
-    keras, seen = Keras(), []
-    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
-    both, stay = Assumptions(complete=frozenset("ab"), heads_stay=True), Assumptions(heads_stay=True)
-    for allowed in (stay, both, both._replace(heads_stay=False), both):
-        function.trace_for(None, allowed)
-        keras.at_trace = lambda: seen.append(function.assumed)
-        run(function, 1)
-        assert function.assumed == Assumptions()
-    without = both._replace(heads_stay=False)
-    assert keras.ran == [1, 1, 2, 2] and seen == [stay, stay, without, without]
-    function.trace_for(None, stay)  # without labels that are known to be complete
-    function.trace_for_idle_heads()
-    function.trace_for_idle_heads()
-    run(function, 1)
-    assert keras.ran[-1] == 4 and seen[-1] == Assumptions()
-    keras.failure = ValueError()
-    with pytest.raises(ValueError):
-        run(function, 1)
-    assert function.assumed == Assumptions()
-
-
-def test_called_by_hand_a_step_assumes_nothing():
+def test_each_plan_has_its_own_function_and_an_equal_one_the_same():
     keras = Keras()
     function = keras.function()
-    function.trace_for(None, Assumptions(labels_are_checked=True))
+    for names in ("ab", "ab", "", "ab"):
+        function.plan = Plan(complete=frozenset(names))
+        function.take(None)
+        run(function, 1)
+    assert keras.ran == [1, 1, 2, 1]
+    assert keras.made == [Plan(complete=frozenset("ab")), Plan()]
+
+
+def test_a_plan_is_kept_from_one_period_to_the_next():
+    keras = Keras((0, 1))
+    function = keras.function()
+    function.plan = Plan(heads_stay=True)
     run(function, 2)
-    keras.is_fitting = False
-    run(function, 2)
-    keras.is_fitting = True
+    assert keras.made == [Plan(heads_stay=True, period=0), Plan(heads_stay=True, period=1)]
+    function.plan = Plan()
     run(function, 1)
-    assert keras.ran == [1, 1, 2, 2, 2]
+    assert keras.made[-1] == Plan(period=1)
 
 
 def test_one_period_never_asks_for_the_number_of_updates():
     keras = Keras()
     assert run(keras.function(), 3) == [{"loss": 0}] * 3
-    assert keras.made == 1 and keras.asked == 0
+    assert len(keras.made) == 1 and keras.asked == 0
 
 
 @pytest.mark.parametrize(
@@ -145,7 +112,7 @@ def test_periods_are_found_by_the_call_that_builds():
     keras = Keras(None)
     function = keras.function()
     run(function, 1)
-    keras.spec = keras.spec_with((0, 1, 3))
+    keras.update_spec = keras.spec_with((0, 1, 3))
     run(function, 3)
     assert keras.ran == [1, 2, 2, 3]
 
@@ -154,7 +121,7 @@ def test_a_skipped_update_does_not_end_a_period():
     keras = Keras((0, 2))
     function = keras.function()
     run(function, 1)
-    keras.num_updates -= 1
+    keras.updates -= 1
     run(function, 3)
     assert keras.ran == [1, 1, 1, 2]
 
@@ -168,9 +135,9 @@ def test_an_error_of_the_graph_says_where_it_comes_from():
     keras.failure = tf.errors.InvalidArgumentError(None, None, "check")
     with pytest.raises(FloatingPointError, match="head 'a'"):
         run(keras.function(), 1)
-    keras.failure = None
+    in_xla = Keras(faults=SimpleNamespace(stop=stop), in_xla=True)
     with pytest.raises(FloatingPointError, match="head 'a'"):  # XLA raises none
-        run(keras.function(asks=True), 1)
+        run(in_xla.function(), 1)
 
 
 def test_another_error_stays_what_it_is():
@@ -178,14 +145,3 @@ def test_another_error_stays_what_it_is():
     keras.failure = tf.errors.InvalidArgumentError(None, None, "shapes")
     with pytest.raises(tf.errors.InvalidArgumentError, match="shapes"):
         run(keras.function(), 1)
-
-
-def test_a_resumed_run_passes_over_the_steps_before():
-    keras = Keras(at_once=3)
-    passed = []
-    keras.replay = SimpleNamespace(pass_over=lambda iterator, number: passed.append(number) or {"loss": 0.0})
-    function = keras.function()
-    assert run(function, 2) == [{"loss": 0.0}] * 2 and passed == [3, 3] and keras.ran == []
-    keras.replay = None
-    run(function, 1)
-    assert keras.ran == [1]

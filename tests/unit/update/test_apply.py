@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import build_optimizer
-from multihead._update.apply import apply_once
-from multihead._update.broken import Broken
-from multihead._update.network import Gradients, Network, Ownership
-from multihead._update.roll_back import RollBack
-from multihead._update.update import Change
+from multihead._update.apply import apply_update
+from multihead._update.faults import Broken, Faults
+from multihead._update.network import ByOwner, Network
+from multihead._update.spec import UpdateSpec
+from multihead._update.update import Change, RollBack
 from multihead.heads._named import new_head
 from multihead.rates import periods_of
 
@@ -27,8 +28,10 @@ def setting():
         layer.build((None, 2))
     net = Network.of(layers[0], [new_head("a", layers[1], "mse"), new_head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
-    ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
-    spec = SimpleNamespace(network=net, ownership=ownership, rates=periods_of(net, 1.0, 1.0)[0], clip=None)
+    slots = [[tensor_variable(slot) for slot in each] for each in build_optimizer(optimizer, net.variables.all)]
+    known = {"network": net, "slots": slots, "rates": periods_of(net, 1.0, 1.0)[0], "faults": Faults(net, "skip", None, 1)}
+    spec = SimpleNamespace(**known, clip=None)
+    spec.groups = UpdateSpec.groups.fget(spec)
     return spec, optimizer, tf.Variable([5.0])
 
 
@@ -51,19 +54,19 @@ def values(net, optimizer):
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     spec, optimizer, state = setting()
-    gradients = Gradients([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
+    gradients = ByOwner([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
 
     def run(active):
-        return apply_once(spec, optimizer, change(spec.network, gradients, active, RollBack([state])))
+        return apply_update(spec, optimizer, change(spec.network, gradients, active, RollBack([state])))
 
     run = tf.function(run) if in_graph else run
     assert run(tf.constant([True, True]))
-    idle = [v.numpy().copy() for v in spec.ownership.groups[1][1]]
-    moving = [v.numpy().copy() for v in spec.ownership.groups[0][1]]
+    idle = [v.numpy().copy() for v in spec.groups[1][1]]
+    moving = [v.numpy().copy() for v in spec.groups[0][1]]
     assert run(tf.constant([True, False])) and int(optimizer.iterations) == 2
-    for old, variable in zip(idle, spec.ownership.groups[1][1]):
+    for old, variable in zip(idle, spec.groups[1][1]):
         np.testing.assert_array_equal(old, variable.numpy())
-    assert any((old != variable.numpy()).any() for old, variable in zip(moving, spec.ownership.groups[0][1]))
+    assert any((old != variable.numpy()).any() for old, variable in zip(moving, spec.groups[0][1]))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +78,8 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
     before = values(spec.network, optimizer)
     roll_back = RollBack([state])
     state.assign([7.0])
-    found, given = (Gradients([tf.fill([2, 1], each)], [tf.ones([2, 1])] * 2, []) for each in (value, clipped))
-    assert not apply_once(spec, optimizer, change(spec.network, found, tf.constant(active), roll_back, given))
+    found, given = (ByOwner([tf.fill([2, 1], each)], [tf.ones([2, 1])] * 2, []) for each in (value, clipped))
+    assert not apply_update(spec, optimizer, change(spec.network, found, tf.constant(active), roll_back, given))
     assert state.numpy() == [5.0] and int(optimizer.iterations) == 0
     for old, new in zip(before, values(spec.network, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -84,5 +87,5 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
 
 def test_without_any_gradient_nothing_is_applied():
     spec, optimizer, _ = setting()
-    gradients = Gradients([None], [None, None], [])
-    assert not apply_once(spec, optimizer, change(spec.network, gradients, tf.constant([True, True]), RollBack()))
+    gradients = ByOwner([None], [None, None], [])
+    assert not apply_update(spec, optimizer, change(spec.network, gradients, tf.constant([True, True]), RollBack()))

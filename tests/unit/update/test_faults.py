@@ -4,44 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
+import pytest
 import tensorflow as tf
 
-from multihead._update.faults import Faults, Memory
-
-PARTS = {
-    "in_a_row": 2,
-    "stops": 1,
-    "step": 30,
-    "batch": -1,
-    "data": 1,
-    "heads": [False, True],
-    "variables": [True, False, True],
-}
+from multihead._update.faults import Broken, Faults
 
 
-def packed():
-    flags = {name: tf.constant(PARTS[name]) for name in ("heads", "variables")}
-    return Memory.of(**{**PARTS, **flags})
-
-
-def test_every_part_is_found_again_by_its_name():
-    memory = packed()
-    assert memory.vector.dtype == tf.int64 and memory.vector.shape == (10,)
-    for name, value in PARTS.items():
-        np.testing.assert_array_equal(np.array(getattr(memory, name)), np.array(value, "int64"))
-
-
-def test_other_counts_keep_the_last_fault():
-    memory = packed().counting(in_a_row=0, stops=0)
-    assert int(memory.in_a_row) == int(memory.stops) == 0
-    assert int(memory.step) == 30 and memory.heads.numpy().tolist() == [0, 1]
-    assert memory.variables.numpy().tolist() == [1, 0, 1]
-
-
-def faults():
-    heads = [SimpleNamespace(name=name) for name in ("a", "b", "c")]
-    return Faults(SimpleNamespace(heads=heads, variables=SimpleNamespace(all=[])), "skip", None, 1)
+def faults(limit=None):
+    heads = [SimpleNamespace(name=name, module=None) for name in ("a", "b", "c")]
+    variables = SimpleNamespace(all=[tf.Variable(0.0, name=name) for name in ("v", "w")])
+    return Faults(SimpleNamespace(encoder=None, heads=heads, variables=variables), "skip", limit, 2)
 
 
 def test_the_message_of_a_graph_names_every_head():
@@ -52,3 +24,37 @@ def test_the_message_of_a_graph_names_every_head():
         "finite, 2: the labels or sample weights), head 'a': 0, head 'b': 1, head 'c': 0 (1: not finite); first of the "
         "trainer's variables: number 1; skipped in a row: 2"
     )
+
+
+def skip(found, step, heads, variables, data=((), ()), at=None):
+    """An update that was skipped, which trains the heads; without any it is none of the faults."""
+    broken = Broken(tf.constant(heads), tf.constant([False] * 3), tf.constant(variables))
+    position = None if at is None else tf.constant(at, tf.int64)
+    found.skipped(
+        tf.distribute.get_strategy(), broken, tf.reduce_any(heads), tf.constant(step, tf.int64), None, data, position
+    )
+
+
+def test_the_last_fault_and_all_of_the_epoch_are_remembered():
+    found = faults()
+    skip(found, 3, [True, False, False], [False, True], at=6)
+    skip(found, 4, [False, True, False], [False, False])
+    skip(found, 4, [False] * 3, [False, False], at=10)  # no head had labels
+    assert found.counted() == (3, 0, "from head 'a', 'b', in the gradients of 'w'")
+    assert found.when() == "at update 5" and "head 'b'" in found.cause()[0]
+    nan, fine = tf.constant([float("nan")]), tf.constant([1.0])
+    skip(found, 5, [True] * 3, [True, True], ((nan,), (fine,)), at=10)
+    assert found.when() == "at update 6, batches 10 to 11 of the epoch (counted from 0)"
+    assert found.cause()[0] == "The inputs must be finite, and some are not."
+    found.reset_epoch()
+    assert found.counted() == (0, 0, None) and found.when().startswith("at update 6")
+
+
+def test_training_stops_after_as_many_faults_in_a_row():
+    found, heads, variables = faults(limit=2), [True, False, False], [False, False]
+    skip(found, 0, heads, variables)
+    skip(found, 1, heads, variables)  # an update was applied between them
+    for _ in range(2):
+        with pytest.raises(ValueError, match="2 such updates, the last one from head 'a', in the loss, at update 2"):
+            skip(found, 1, heads, variables)
+        skip(found, 1, heads, variables)  # another `fit`, which counts again

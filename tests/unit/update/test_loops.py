@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead._update.loops import common_spec, each
+from multihead._update.micro_batches import common_spec, each
 
 
 def nests():

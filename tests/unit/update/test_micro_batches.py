@@ -8,12 +8,16 @@ import tensorflow as tf
 
 from multihead._update.batch import Batch
 from multihead._update.labels import Labels
-from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus, split
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 
 
 def batches(*sizes):
     made = [Batch(tf.reshape(tf.range(10.0 * i, 10.0 * i + size), [size, 1]), {}, {}) for i, size in enumerate(sizes)]
     return made, [[Labels(batch.inputs[:, 0], tf.ones([batch.inputs.shape[0]])), None] for batch in made]
+
+
+def split(made, labels, number):
+    return MicroBatches([MicroBatch(batch.inputs, of_batch) for batch, of_batch in zip(made, labels)], number)
 
 
 def test_parts_differ_by_one_example_at_most_and_hold_them_all_in_order():

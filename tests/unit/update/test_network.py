@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import tensorflow as tf
 
 from multihead import weighting
-from multihead._update.network import Gradients, Network, Ownership
+from multihead._update.network import ByOwner, Network
+from multihead._update.spec import UpdateSpec
 from multihead.heads._named import new_head
 
 
@@ -50,15 +53,13 @@ def test_each_variable_stands_once_and_knows_its_heads():
 
 def test_gradients_are_split_as_the_variables_are():
     variables = network().variables
-    gradients = Gradients.of(list(range(6)), variables)
-    assert gradients == Gradients([0], [1, 2], [3, 4, 5])
+    gradients = variables.like(list(range(6)))
+    assert gradients == ByOwner([0], [1, 2], [3, 4, 5])
     assert gradients.all == [0, 1, 2, 3, 4, 5] and gradients.of_losses == [0, 1, 2]
 
 
-def test_ownership_groups_what_idle_heads_must_leave_with_its_slots():
-    found = network()
-    slots = [[f"slot {i}"] for i in range(6)]
-    groups = Ownership.of(found, slots).groups
+def test_groups_are_what_idle_heads_must_leave_with_its_slots():
+    groups = UpdateSpec.groups.fget(SimpleNamespace(network=network(), slots=[[f"slot {i}"] for i in range(6)]))
     assert [owners for owners, _ in groups] == [[0, 1], [0], [1], [2]]
     assert [members[1::2] for _, members in groups] == [["slot 1"], ["slot 2", "slot 3"], ["slot 4"], ["slot 5"]]
 

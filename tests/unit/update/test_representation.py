@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._update.representation import DetachedRepresentation, RepresentationGradients
+from multihead._ground.tensors import inner_products
+from multihead._update.representation import DetachedRepresentation, products, squared_norms, times, total
 
 
 def test_floating_leaves_are_detached_once_and_others_pass_through():
@@ -40,22 +41,21 @@ def test_inner_products_are_over_all_leaves_and_missing_ones_are_zero():
     dense[1, 0] = 0
     gradients = [[tf.constant(leaf.reshape(2, 2)) for leaf in head] for head in dense]
     gradients[1][0] = None
-    found = RepresentationGradients(gradients)
     rows = dense.reshape(3, -1).astype("float64")
-    np.testing.assert_allclose(found.gramian(), rows @ rows.T, rtol=1e-6)
-    np.testing.assert_allclose(tf.linalg.diag_part(found.squared_norms()), (rows**2).sum(1), rtol=1e-6)
-    np.testing.assert_allclose(found.products(), rows @ rows.T, rtol=1e-5, atol=1e-6)
-    tiny = found.times(tf.constant([1e-22, 1.0, 1e18]))  # squares leave the range of float32
+    np.testing.assert_allclose(inner_products(gradients), rows @ rows.T, rtol=1e-6)
+    np.testing.assert_allclose(tf.linalg.diag_part(squared_norms(gradients)), (rows**2).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(products(gradients), rows @ rows.T, rtol=1e-5, atol=1e-6)
+    tiny = times(gradients, tf.constant([1e-22, 1.0, 1e18]))  # squares leave the range of float32
     scales = np.array([1e-22, 1.0, 1e18])
-    np.testing.assert_allclose(tiny.products(), (rows @ rows.T) * scales * scales[:, None], rtol=1e-5)
+    np.testing.assert_allclose(products(tiny), (rows @ rows.T) * scales * scales[:, None], rtol=1e-5)
     factors = np.array([2.0, -1.0, 0.5], "float32")
-    weighted = found.times(tf.constant(factors))
+    weighted = times(gradients, tf.constant(factors))
     np.testing.assert_allclose(
-        np.concatenate([np.ravel(leaf) for leaf in weighted.total()]), (factors[:, None] * rows).sum(0), rtol=1e-5
+        np.concatenate([np.ravel(leaf) for leaf in total(weighted)]), (factors[:, None] * rows).sum(0), rtol=1e-5
     )
-    assert found.times(None) is found and weighted.by_head[1][0] is None
+    assert times(gradients, None) is gradients and weighted[1][0] is None
 
 
 def test_nothing_that_reaches_the_representation_has_zero_products():
-    found = RepresentationGradients([[None], [None]])
-    assert found.gramian().numpy().tolist() == [[0, 0], [0, 0]] and found.total() == [None]
+    rows = [[None], [None]]
+    assert inner_products(rows).numpy().tolist() == [[0, 0], [0, 0]] and total(rows) == [None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from multihead._update.roll_back import RollBack
+from multihead._update.update import RollBack
 
 
 @pytest.mark.parametrize("in_graph", [False, True])

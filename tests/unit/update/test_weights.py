@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import weighting
-from multihead._update.weights import LossWeights, head_weights_at
+from multihead._update.weights import Losses, LossWeights, head_weights_at
 from multihead.heads._named import new_head
 
 SUMS, COUNTS = tf.constant([6.0, 8.0, 5.0]), tf.constant([3.0, 2.0, 0.0])
@@ -18,18 +18,24 @@ def weights(method):
     if method is not None:
         method.bind(["a", "b", "c"])
         method.build((3,))
-    return LossWeights.of(method, OWN, counts=COUNTS, active=ACTIVE, meeting=ACTIVE, step=tf.constant(4, tf.int64))
+    known = {
+        "counts": COUNTS,
+        "examples": tf.constant(3.0),
+        "scale": None,
+        "conditional": (),
+        "step": tf.constant(4, tf.int64),
+    }
+    return LossWeights.of(method, OWN, active=ACTIVE, meeting=ACTIVE, **known)
 
 
 def test_without_a_weighting_the_total_is_the_weighted_sum_of_means():
     found = weights(None)
     np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
-    losses = found.weigh(SUMS)
+    losses = Losses(found, SUMS)
     assert losses.factors is None and not found.depend_on_losses
-    total = losses.total(None)
-    np.testing.assert_allclose(total.total, 0.5 * 2 + 2 * 4)
-    np.testing.assert_allclose(total.weights, [0.5, 2.0, 0.0])
-    assert total.learned == [] and total.regularizer is None
+    np.testing.assert_allclose(losses.total, 0.5 * 2 + 2 * 4)
+    np.testing.assert_allclose(losses.weights, [0.5, 2.0, 0.0])
+    assert losses.learned(None) == [] and losses.regularizer is None
     np.testing.assert_allclose(losses.means, [2.0, 4.0, 0.0])
     np.testing.assert_allclose(losses.weighted, [1.0, 8.0, 0.0])
 
@@ -38,20 +44,19 @@ def test_a_weighting_of_the_losses_gives_further_factors():
     found = weights(weighting.LogLoss())  # weights are one over the weighted losses, 1 and 8
     assert found.depend_on_losses
     np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
-    losses = found.weigh(SUMS)
+    losses = Losses(found, SUMS)
     np.testing.assert_allclose(losses.factors, [1.0, 1 / 8, 0.0], rtol=1e-6)
-    total = losses.total(None)
-    np.testing.assert_allclose(total.total, np.log(1) + np.log(8), rtol=1e-5)
-    np.testing.assert_allclose(total.weights, [0.5, 2 / 8, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(losses.total, np.log(1) + np.log(8), rtol=1e-5)
+    np.testing.assert_allclose(losses.weights, [0.5, 2 / 8, 0.0], rtol=1e-6)
     np.testing.assert_allclose(losses.weighted, [1.0, 8.0, 0.0])
 
 
 def test_learned_weights_are_known_before_the_losses():
     found = weights(weighting.Uncertainty())  # half of each loss at the start
-    losses = found.weigh(SUMS)
+    losses = Losses(found, SUMS)
     assert not found.depend_on_losses and losses.factors is None
     np.testing.assert_allclose(found.fixed, [0.25, 1.0, 0.0])
-    assert len(losses.total(None).learned) == 3
+    assert len(losses.learned(None)) == 3
     np.testing.assert_allclose(losses.means, [2.0, 4.0, 0.0])
     np.testing.assert_allclose(found.times_means(found.mean_losses(2 * SUMS)), [2.0, 16.0, 0.0])
 

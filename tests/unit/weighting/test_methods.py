@@ -11,7 +11,7 @@ import tensorflow as tf
 from scipy import special
 
 from multihead import weighting
-from multihead._ground.method import Observation
+from multihead._method import Observation
 from tests.helpers.draws import at_steps
 
 pytestmark = pytest.mark.mathematics

@@ -1,0 +1,245 @@
+"""How Keras saves and loads a trainer: its configuration, what it was built for, and the options of `compile`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._formats.export import export_heads, heads_to_export
+from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
+from multihead._ground.layers import seed_variables
+from multihead._runs.variables import draw_from_variables
+from multihead._trainer.building import Shapes
+from multihead._trainer.options import CompileOptions
+from multihead._trainer.scaling import check_known
+from multihead._trainer.state import TrainerState
+from multihead._update.batch import Batch, decode_specs, encode_specs
+from multihead.heads._named import NamedHead
+from multihead.heads._reads import decode_reads
+
+
+class SavedTrainer(TrainerState):
+    """How Keras saves and loads a trainer, and how it is exported."""
+
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+        """Saves the trainer, with the optimizer's state, as a `.keras` file.
+
+        `keras.models.load_model(filepath)` loads the whole trainer: its heads, the options of `compile`, weights, and
+        the state of the optimizer, of methods and of dropout, so that `fit` goes on where it stopped. Import `multihead`
+        before, and pass classes of your own that are not registered as `custom_objects`.
+
+        Args:
+            filepath: A path that ends in `.keras`.
+            overwrite: Whether an existing file is replaced; otherwise Keras asks.
+            **kwargs: What else this version of Keras takes.
+
+        Raises:
+            ValueError: `filepath` does not end in `.keras`.
+        """
+        check_path(filepath, kwargs)
+        super().save(filepath, overwrite, **kwargs)
+
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+        """Saves the weights, and what else changes in training, as `keras.Model.save_weights` does."""
+        self._build()
+        super().save_weights(filepath, overwrite, **kwargs)
+
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any) -> Any:
+        """Loads what `save_weights` saved, as `keras.Model.load_weights` does."""
+        self._build()
+        return super().load_weights(filepath, skip_mismatch, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments and the heads."""
+        return encode_trainer(self.name, self.encoder, self._setup.heads)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Creates a trainer with its heads from the result of `get_config`."""
+        return decode_trainer(cls, config, custom_objects)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
+        super().save_own_variables(store)
+        if self._phase is None:
+            draw_from_variables(self)
+        save_variables(self.encoder, self._setup.heads, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` saved."""
+        super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
+        if self._phase is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
+            draw_from_variables(self)
+        load_variables(self.encoder, self._setup.heads, store)
+        load_as_arrays(self.metrics)  # Keras loads these next
+
+    def get_build_config(self) -> dict[str, Any]:
+        """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
+        self._build()
+        return encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all variables, from the result of `get_build_config`."""
+        found = decode_shapes(config)
+        if found is not None:
+            specs, self.run_eagerly = found
+            self._build(specs)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """The arguments of `compile`; None if the trainer is not compiled."""
+        return None if self._setup.options is None else encode_options(self.optimizer, self._setup.options)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
+        self.compile(**decode_options(config))
+        self._build()
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        heads: str | Sequence[str] | None = None,
+        *,
+        preprocess: Callable[[Any], Any] | None = None,
+        inputs: Any = None,
+        generate: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        postprocess: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        """Exports the encoder and heads as a TensorFlow SavedModel that runs without this library and without Keras.
+
+        The model runs in inference mode, with the signature `serving_default`: `tf.saved_model.load(path)
+        .signatures["serving_default"](inputs=...)` returns a dict of tensors, and computes the encoder once. It includes
+        variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
+
+        Args:
+            filepath: A folder; an existing export in it is replaced.
+            heads: The name of a head, or a list of names; None: all heads.
+            preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
+                encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
+            inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
+                name of the argument. None: the encoder's inputs or, with `preprocess`, strings,
+                `tf.TensorSpec([None], tf.string)`; the argument is then named `inputs`, or by its key in a dict.
+            generate: A function from what the head reads of the representation to its output, to control generation; for
+                several heads, a dict of these by head name. None: as in `predict`, `module.generate(representation)` with
+                teacher forcing, otherwise `module(representation)`.
+            postprocess: A function from the head's output to the exported model's output: a tensor, which gets the head's
+                name, or a dict of tensors; for several heads, a dict of these by head name. None: the head's output. If
+                several or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
+
+        Raises:
+            ValueError: There is no such head, it is not built yet, `filepath` is a file, or the result of `preprocess` or
+                `postprocess` is invalid.
+            TypeError: An argument has the wrong type.
+        """
+        names = heads_to_export(heads, self._setup.all_names, self._shapes.predictions)
+        check_known([self._setup.head(name) for name in names], "export")
+        encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
+        export_heads(
+            filepath,
+            self.encoder,
+            [self._setup.head(name) for name in names],
+            encoder_specs,
+            by_head=heads is None or len(names) > 1,
+            preprocess=preprocess,
+            inputs=inputs,
+            generate=generate,
+            postprocess=postprocess,
+        )
+
+
+def check_path(filepath: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+    """Checks that `save` is asked for the format that holds a whole trainer.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not os.fspath(filepath).endswith(".keras") or options.get("save_format") not in (None, "keras"):
+        given = f", save_format={options['save_format']!r}" if "save_format" in options else ""
+        raise ValueError(
+            "`filepath` must end in '.keras', the one format that holds a trainer whole. Received: "
+            f"filepath={os.fspath(filepath)!r}{given}. Use `save_weights` for weights, `export` for a SavedModel."
+        )
+
+
+def encode_trainer(name: str, encoder: Any, heads: Sequence[NamedHead]) -> dict[str, Any]:
+    """The constructor's arguments and the heads."""
+    # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
+    for _ in range(2):
+        saved = keras.saving.serialize_keras_object(encoder)
+        saved_heads = [head.get_config() for head in heads]
+    return {"name": name, "encoder": saved, "heads": saved_heads}
+
+
+def decode_trainer(cls: Any, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None) -> Any:
+    """Creates a trainer of a class with its heads from the result of `encode_trainer`."""
+    restore = keras.saving.deserialize_keras_object
+    config = restorable(config)
+    custom_objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
+    trainer = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
+    for head in config["heads"]:
+        arguments = {key: restore(value, custom_objects=custom_objects) for key, value in head.items()}
+        trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
+    return trainer
+
+
+def encode_shapes(shapes: Shapes, *, run_eagerly: bool) -> dict[str, Any]:
+    """The specs of the batches that a trainer was built for, as JSON."""
+    return {"specs": encode_specs(None if shapes.specs is None else tuple(shapes.specs)), "run_eagerly": run_eagerly}
+
+
+def decode_shapes(config: Mapping[str, Any] | None) -> tuple[Batch, bool] | None:
+    """The specs, and whether modules run eagerly, from the result of `encode_shapes`; None if there are no specs."""
+    if not config or config.get("specs") is None:
+        return None
+    return Batch(*decode_specs(config["specs"])), config.get("run_eagerly", False)
+
+
+def encode_options(optimizer: Any, options: CompileOptions) -> dict[str, Any]:
+    """The arguments of `compile`."""
+    serialize = keras.saving.serialize_keras_object
+    return {
+        "optimizer": serialize(optimizer),
+        **{key: serialize(value) for key, value in vars(options).items()},
+        **options.of_keras(),
+    }
+
+
+def decode_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `compile` from the result of `encode_options`."""
+    return {key: keras.saving.deserialize_keras_object(value) for key, value in config.items()}
+
+
+def save_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
+    """Saves what Keras would not save of the encoder and the heads' modules."""
+    for name, variable in (*_of_tf_modules(encoder, heads), *_seeds(encoder, heads)):
+        store[name] = tf.convert_to_tensor(variable).numpy()
+
+
+def load_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
+    """Loads what `save_variables` saved."""
+    saved = set(store.keys())
+    for name, variable in _of_tf_modules(encoder, heads):
+        variable.assign(store[name])
+    for name, variable in _seeds(encoder, heads):
+        if name in saved:
+            variable.assign(store[name])
+
+
+def _of_tf_modules(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
+    """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
+    for name, module in _modules(encoder, heads):
+        if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
+            yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
+
+
+def _seeds(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
+    """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
+    for name, module in _modules(encoder, heads):
+        yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
+
+
+def _modules(encoder: Any, heads: Sequence[NamedHead]) -> list[tuple[str, Any]]:
+    return [("encoder", encoder), *((f"head_{head.name}", head.module) for head in heads)]

@@ -1,0 +1,296 @@
+"""Where the stacks differ: calls of what users wrote, which AutoGraph converts, and what Keras attaches to tensors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.keras import KERAS_3, options_of, wrapped_function
+from multihead._ground.types import Layer, Metric, Nested, Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_LIBRARIES = {__name__.partition(".")[0], "keras", "tensorflow", "numpy"}
+
+_MARKS = {**vars(tf.autograph.experimental.do_not_convert(lambda: None))}
+"""The attributes by which AutoGraph knows what it must not convert."""
+del _MARKS["__wrapped__"]
+
+
+def as_is(function: Function) -> Function:
+    """Marks a function: AutoGraph calls it as it is.
+
+    Unlike under `tf.autograph.experimental.do_not_convert`, users' functions that it calls are converted.
+    """
+    vars(function).update(_MARKS)
+    return function
+
+
+def mark_functions(package: str) -> None:
+    """Marks the functions and methods of a package, as far as it is imported.
+
+    Functions inside of functions are not among them; they need `as_is` where they are passed to TensorFlow.
+    """
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(package):
+            continue
+        classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
+        for owner in (module, *classes):
+            for each in vars(owner).values():
+                function = getattr(each, "__func__", each)
+                if inspect.isfunction(function) and function.__module__ == name:
+                    as_is(function)
+        for each in classes:
+            if "__call__" in vars(each):  # AutoGraph asks the object, not its method
+                for mark, value in _MARKS.items():
+                    setattr(each, mark, value)
+
+
+def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that a user wrote, converted by AutoGraph if a graph is built and AutoGraph is not switched off.
+
+    A function whose source cannot be read is called as it is, without a warning.
+    """
+    if not tf.executing_eagerly():
+        around = tf.__internal__.autograph.control_status_ctx()
+        converts = {"ENABLED": True, "DISABLED": False}.get(around.status.name, not KERAS_3)  # where nothing says so
+        if converts and _is_convertible(function):
+            function = tf.__internal__.autograph.tf_convert(function, around, user_requested=True)
+    return function(*args, **kwargs)
+
+
+def users(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that a user wrote, called by `call_users`; one of this package is returned as it is."""
+    if _is_of_library(function):
+        return function
+
+    @as_is
+    @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call_users(function, *args, **kwargs)
+
+    return called
+
+
+def graph_function(function: Callable[..., Any], **options: Any) -> Any:
+    """A `tf.function` of a function of this package, inside which users' functions are converted if they are outside."""
+    around = tf.__internal__.autograph.control_status_ctx()
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with around:
+            return function(*args, **kwargs)
+
+    return tf.function(inside, autograph=False, **options)
+
+
+def _is_of_library(function: Any) -> bool:
+    return str(getattr(function, "__module__", None)).partition(".")[0] in _LIBRARIES
+
+
+def _is_convertible(function: Any) -> bool:
+    """Whether a function is a user's and AutoGraph can read it. Its result is kept by AutoGraph, for the call."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    function = getattr(function, "__func__", function)
+    if _is_of_library(function):
+        return False
+    try:
+        tf.autograph.to_graph(function)
+    except Exception:  # noqa: BLE001 - AutoGraph raises many kinds
+        return False
+    return True
+
+
+@contextmanager
+def functions_run_eagerly(eagerly: bool) -> Iterator[None]:
+    """A context in which every `tf.function` runs as plain Python, if asked for."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(eagerly or before)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
+    """The names of the tensors of resources that some operations of a graph may write to."""
+    found = set()
+    for operation in operations:
+        only_read = range(len(operation.inputs)) if operation.type in _READING else ()
+        with suppress(ValueError):  # functions, loops and conditions tell
+            only_read = only_read or operation.get_attr("_read_only_resource_inputs")
+        resources = [(i, each) for i, each in enumerate(operation.inputs) if each.dtype == tf.resource]
+        found |= {each.name for i, each in resources if i not in only_read}
+    return found
+
+
+_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+
+
+def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
+    """Makes modules create their variables as mirrored variables, by a call whose results are discarded.
+
+    Under a strategy, Keras 3 cannot create variables while tracing a function; with a `StatelessScope`, it creates them
+    at the end of the scope.
+    """
+    if KERAS_3 and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        with keras.StatelessScope():
+            forward()
+
+
+def entries_for(module: Layer, representation: Nested) -> Any:
+    """The entries of a dict that a functional model has inputs for, in the structure of its inputs; all for other modules.
+
+    Keras itself ignores the other entries, with a warning.
+    """
+    symbols = getattr(module, "inputs", None)
+    if not symbols or not isinstance(representation, Mapping):
+        return representation
+    structure = module.input
+    names = list(structure) if isinstance(structure, Mapping) else [symbol.name for symbol in symbols]
+    if set(names) == set(representation) or not set(names) <= set(representation):
+        return representation
+    entries = {name: representation[name] for name in names}
+    if isinstance(structure, Mapping):
+        return entries
+    return list(entries.values()) if isinstance(structure, (list, tuple)) else entries[names[0]]
+
+
+def keras_mask(tensor: Tensor) -> tf.Tensor | None:
+    """The Keras mask of a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Attaches a Keras mask (unless None) and returns the tensor."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+def with_masks_of_layers(model: keras.Model) -> keras.Model:
+    """A functional model that leaves masks to its layers without a warning, as on Keras 2."""
+    if KERAS_3:
+        model.supports_masking, model.compute_mask = True, lambda inputs, previous_mask: None
+    return model
+
+
+def with_logits(change: Callable[[Any], Any], predictions: Tensor) -> Any:
+    """Changes the shape or the dtype of predictions, and of the logits that Keras's activations attach to them.
+
+    Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognized, too.
+    """
+    changed = change(predictions)
+    logits = getattr(predictions, "_keras_logits", None)
+    if logits is None and not hasattr(predictions, "numpy") and predictions.op.type == "Sigmoid":
+        logits = predictions.op.inputs[0]
+    if logits is not None and changed is not predictions:
+        changed._keras_logits = change(logits)
+    return changed
+
+
+def are_probabilities(predictions: Tensor) -> bool:
+    """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
+    if getattr(predictions, "_keras_logits", None) is not None:
+        return True
+    if hasattr(predictions, "numpy"):
+        return False
+    operation = predictions.op
+    while operation.type in ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose"):
+        operation = operation.inputs[0].op
+    return operation.type in ("Softmax", "Sigmoid")
+
+
+def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Targets in the dtype in which Keras hands them to a loss that its user wrote.
+
+    Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
+    """
+    kinds = [(each.dtype.is_floating, each.dtype.is_integer) for each in (targets, predictions)]
+    return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
+
+
+def function_values(metric: Metric, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """The values of the function of a `MeanMetricWrapper`, called as the metric calls it; Keras 2 casts what it gets."""
+    if not KERAS_3:
+        targets, predictions = (tf.cast(each, metric.dtype) for each in (targets, predictions))
+    return tf.convert_to_tensor(call_users(wrapped_function(metric), targets, predictions, **options_of(metric)))
+
+
+class InMode(keras.layers.Layer):
+    """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument.
+
+    The module sees its inputs and variables as if it were called alone: neither the global dtype policy nor that of a layer
+    around it casts them.
+    """
+
+    def __init__(self, module: Callable[..., Any]) -> None:
+        # Keras casts variables to the dtype of the layer that is called, unless that is an integer.
+        super().__init__(autocast=False, dtype="int32", name=getattr(module, "name", None))
+        self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
+        self._allow_non_tensor_positional_args = True
+        self._convert_input_args = False
+        self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
+        self.supports_masking = True  # the module sees the mask of its inputs, and says itself if it does not support it
+
+    def build(self, input_shape: Any = None) -> None:
+        self.built = True
+
+    def call(self, arguments: Any, training: bool | None = None) -> Any:
+        return self._module[0](*arguments)
+
+    def compute_mask(self, inputs: Nested, mask: Tensor = None) -> None:
+        """No other mask than those of the module."""
+
+
+def call_module(module: Callable[..., Any], *args: Any, training: bool, step: Tensor = None) -> Any:
+    """Calls a Keras layer or model (or any callable) in training or inference mode.
+
+    `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
+    model. A step is passed if the module accepts it. Losses added by an earlier call are cleared first.
+    """
+    if not isinstance(module, keras.layers.Layer):
+        return call_users(module, *args)
+    module._clear_losses()
+    parameters = inspect.signature(module.call).parameters
+    if "training" in parameters:
+        return module(*args, training=training, **({"step": step} if step is not None and "step" in parameters else {}))
+    return InMode(module)(args, training=training)
+
+
+@contextmanager
+def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
+    """A context in which layers run in inference mode, whatever runs them; the layers in them do not."""
+    before = [vars(layer).get("call") for layer in layers]
+    for layer in layers:
+        layer.call = _in_inference_mode(layer.call)
+    try:
+        yield
+    finally:
+        for layer, call in zip(layers, before):
+            layer.__dict__.pop("call", None)
+            if call is not None:
+                layer.call = call
+
+
+def _in_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(call)
+    if "training" not in signature.parameters:
+        return call
+
+    @functools.wraps(call)  # Keras looks at the signature
+    def called(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["training"] = False
+        return call_users(call, *bound.args, **bound.kwargs)
+
+    return called

@@ -1,0 +1,218 @@
+"""The common base of balancers, weightings and schedules: head names, needs, state and copies; and their lookup by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.calls import users
+from multihead._ground.keras import Untracked, add_state
+from multihead._ground.validation import did_you_mean, plain, quoted
+
+_CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
+"""The methods that users write, in which Python's control flow may depend on tensors."""
+
+
+Kind = TypeVar("Kind", bound="Method")
+
+
+class Observation(NamedTuple):
+    """The results of an update that methods can observe, equal on all replicas.
+
+    Attributes:
+        step: The number of updates applied before this one, an int64 scalar.
+        active: `[num_heads]` booleans: which heads the update trains.
+        losses: `[num_heads]` mean losses over the labelled elements of the whole update, times the weights of the heads; 0
+            for idle heads. None without a weighting, unless a method uses `"losses"`.
+        norms: `[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None; NaN in
+            updates that reuse coefficients at the parameters.
+        gramian: `[num_heads, num_heads]` inner products of the heads' weighted representation gradients. It may be only the
+            diagonal, or None, unless a method uses `"gramian"`.
+        losses_after: Like `losses`, on the same examples after the update; None unless a method uses `"losses_after"`.
+    """
+
+    step: tf.Tensor
+    active: tf.Tensor
+    losses: tf.Tensor | None = None
+    norms: tf.Tensor | None = None
+    gramian: tf.Tensor | None = None
+    losses_after: tf.Tensor | None = None
+
+
+class Method(keras.layers.Layer):
+    """A layer that the trainer binds to the heads' names and builds for the number of heads.
+
+    Attributes:
+        uses: What the method needs from an update. `"step"` (the number of updates applied so far, an int64 scalar),
+            `"losses"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
+            `"norms"`, `"gramian"` and `"losses_after"` are computed only if a method uses them.
+        scale_invariant: Whether the direction of the encoder's update does not depend on the weights of the heads, because
+            the method makes up for the scale of each head's loss.
+        head_names: The heads' names after `bind` has been called, otherwise None.
+    """
+
+    uses: tuple[str, ...] = ()
+    scale_invariant: bool = False
+    _may_use: tuple[str, ...] = ()
+
+    def __init__(self, *, name: str | None, trainable: bool) -> None:
+        super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
+        self.head_names: tuple[str, ...] | None = None
+        self._built_for: Untracked[Any] = Untracked(None)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _CALLED_IN_GRAPHS:
+            method = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+            if inspect.isfunction(method) and users(method) is not method:  # not a `tf.function`, which converts itself
+                setattr(cls, name, users(method))
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        """Sets the heads' names, so that options can refer to heads by name.
+
+        Args:
+            head_names: One name per head, in order.
+
+        Raises:
+            ValueError: An option names an unknown head, or `uses` contains an unknown name.
+        """
+        unknown = set(self.uses) - set(self._may_use)
+        if unknown:
+            raise ValueError(
+                f"`uses` of {type(self).__name__} may contain {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
+                f"{did_you_mean(sorted(unknown), self._may_use, 'Omit it.')}"
+            )
+        self.head_names = tuple(head_names)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the state, once. A second call does nothing.
+
+        Args:
+            input_shape: `(num_heads,)`.
+        """
+        if self.built:
+            return
+        self.create_state(int(input_shape[0]))
+        self._built_for.value = input_shape
+        super().build(input_shape)
+
+    def create_state(self, num_heads: int) -> None:
+        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
+
+        Args:
+            num_heads: How many heads there are; their names are in `head_names`.
+        """
+
+    def add_state(self, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32") -> Any:
+        """Creates a variable of the method; to be called in `create_state`.
+
+        It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
+        Read it with `tf.convert_to_tensor(variable)` and set it with `variable.assign(value)`, in `observe` or, for a
+        balancer, in `coefficients` or `combine`.
+
+        Args:
+            name: Name of the variable.
+            shape: Its full shape; `(num_heads,)` for one value per head, `()` for a scalar.
+            initializer: Anything that Keras accepts as an initializer.
+            dtype: Its dtype.
+
+        Returns:
+            A Keras variable.
+        """
+        return add_state(self, name, shape, initializer, dtype)
+
+    def used(self, **known: Any) -> dict[str, Any]:
+        """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
+        found = {name: known[name] for name in self.uses if known.get(name) is not None}
+        return {name: value() if callable(value) else value for name, value in found.items()}
+
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
+        """Called once after each update, on every replica with the same arguments. By default it does nothing.
+
+        Assignments made here are not undone: the state must not change if `applied` is False.
+
+        Args:
+            update: The results of the update.
+            applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
+        """
+
+    def copy(self) -> Any:
+        """An unbuilt copy with the same configuration and head names."""
+        fresh = type(self).from_config(self.get_config())
+        if self.head_names is not None:
+            fresh.bind(self.head_names)
+        return fresh
+
+    def reset(self) -> None:
+        """Resets the state to its initial values."""
+        if not self.built or not self.variables:
+            return
+        fresh = self.copy()
+        fresh.build(self._built_for.value)
+        for variable, first in zip(self.variables, fresh.variables):
+            variable.assign(tf.convert_to_tensor(first))
+
+    def _check_heads_of_state(self, argument: str, head_names: Sequence[str]) -> None:
+        if self.variables and self.head_names != tuple(head_names):
+            raise ValueError(
+                f"`{argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
+                f"{quoted(head_names)}. Create a new one."
+            )
+
+    def get_build_config(self) -> None:
+        """None, so that Keras does not treat a copy as built."""
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Does nothing: the trainer or the first direct call, which know the heads, build the method."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments: the name, and those that are attributes of the same name."""
+        return {"name": self.name, **self._options()}
+
+    def _options(self) -> dict[str, Any]:
+        arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "name"]
+        # What every layer has, such as `weights`, is no argument of this class.
+        own = [name for name in arguments if hasattr(self, name) and not hasattr(keras.layers.Layer, name)]
+        return {name: _as_plain(getattr(self, name)) for name in own}
+
+
+def _as_plain(value: Any) -> Any:
+    """Without the classes in which Keras wraps the lists and dicts of a layer."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def methods(base: type[Kind]) -> dict[str, type[Kind]]:
+    """The package's methods of one kind, by name, in alphabetical order."""
+    package = base.__module__.rpartition(".")[0] + "."
+    registered = [value for value in keras.saving.get_custom_objects().values() if isinstance(value, type)]
+    offered = [cls for cls in registered if issubclass(cls, base) and cls.__module__.startswith(package)]
+    return {cls.__name__: cls for cls in sorted(offered, key=lambda cls: cls.__name__.lower())}
+
+
+def find(argument: str, identifier: Any, base: type[Kind]) -> Kind | None:
+    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned.
+
+    Raises:
+        ValueError: There is no method with that name.
+        TypeError: `identifier` is neither an instance of `base` nor a name nor None.
+    """
+    if identifier is None or isinstance(identifier, base):
+        return identifier
+    classes = methods(base)
+    if isinstance(identifier, str):
+        by_plain_name: dict[str, Any] = {plain(name): each for name, each in classes.items()}
+        if plain(identifier) in by_plain_name:
+            create: Callable[[], Kind] = by_plain_name[plain(identifier)]
+            return create()
+        hint = did_you_mean([identifier], classes, "Pass one of these, or an instance.")
+        raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
+    raise TypeError(
+        f"`{argument}` must be a {argument}, its name, or None. Received: {identifier!r} of type "
+        f"{type(identifier).__name__}. Pass, for example, {sorted(classes)[-1]!r}."
+    )

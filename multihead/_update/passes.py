@@ -1,0 +1,285 @@
+"""Forward and backward passes of one micro-batch: through the encoder, through the heads, and back.
+
+The results are sums over the micro-batch's elements, already divided by the counts of the whole update, so that
+micro-batches add up.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground import replicas
+from multihead._ground.calls import in_inference_mode
+from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
+from multihead._ground.types import Gradient
+from multihead._update.batch import batch_size
+from multihead._update.labels import Labels, measure, rows_for, runs
+from multihead._update.micro_batches import MicroBatch
+from multihead._update.network import Network, loss_of_call, sum_of
+from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, total
+from multihead._update.weights import LossWeights
+from multihead.heads._named import sum_of_losses
+
+
+class LossGradients(NamedTuple):
+    """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none.
+
+    Attributes:
+        value: `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor.
+        representation: One dense gradient per floating-point leaf of the representation.
+        own: One per variable that belongs only to the head.
+        shared: One per variable of the encoder that the head's module also contains.
+    """
+
+    value: tf.Tensor | None
+    representation: list[tf.Tensor | None]
+    own: list[Gradient]
+    shared: list[Gradient]
+
+
+HeadLosses = tuple[LossGradients, LossGradients]
+"""The loss of a head, times its factor, and the losses that its module has added."""
+
+
+class HeadsPass:
+    """The forward pass of a micro-batch, and the backward passes of the heads down to the representation.
+
+    Args:
+        network: The encoder and the heads.
+        micro_batch: Inputs and labels.
+        weights: How much the losses count.
+        is_repeated: Whether there may be several backward passes through the encoder.
+
+    Attributes:
+        network: The argument.
+        heads: The losses of each head and their gradients; None for a head without targets in the micro-batch.
+        at_representation: For each head, the gradients of its loss at the representation.
+    """
+
+    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool) -> None:
+        self.network, self._inputs, self._weights = network, micro_batch.inputs, weights
+        self._variables = network.trained(network.encoder_tensors)
+        with tf.GradientTape(watch_accessed_variables=False, persistent=is_repeated) as self._tape:
+            self._tape.watch(self._variables)
+            with in_inference_mode(network.frozen_layers):
+                representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
+            self._added_loss = loss_of_call(network.encoder)
+        self._representation = DetachedRepresentation(representation)
+        measure(network.measured, self._representation.nest, micro_batch.measured)
+        self._factors = tf.unstack(weights.per_element)
+        self.heads: list[HeadLosses | None] = []
+        for k, labels in enumerate(micro_batch.labels):
+            if labels is not None and weights.conditional[k]:
+                self.heads.append(self._head_if(runs(network.heads[k], weights.active[k], labels), k, labels))
+            else:
+                self.heads.append(None if labels is None else self._head(k, labels))
+        nothing: list[Gradient] = [None] * len(self._representation.leaves)
+        self.at_representation: Rows = [nothing if head is None else head[0].representation for head in self.heads]
+        self._of_added = total([nothing, *(head[1].representation for head in self.heads if head is not None)])
+
+    @property
+    def added_loss(self) -> tf.Tensor | None:
+        """The losses that all calls have added, times the micro-batch's factor, float32; None without any."""
+        of_encoder = None if self._added_loss is None else self._added_loss * self._fraction()
+        return sum_of([of_encoder, *(head[1].value for head in self.heads if head is not None)])
+
+    def _fraction(self) -> tf.Tensor:
+        """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
+        return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), tf.float32), self._weights.examples)
+
+    def _gradients(
+        self, tape: Any, losses: Sequence[Any], sources: Sequence[Any], factors: Sequence[tf.Tensor]
+    ) -> dict[int, Gradient]:
+        """The gradients of losses times some factors by the identity of a source, with loss scaling in the backward pass."""
+        scale = self._weights.scale
+        if scale is not None:
+            factors = [factor * tf.cast(scale, factor.dtype) for factor in factors]
+        cast = [tf.cast(factor, loss.dtype) for factor, loss in zip(factors, losses)]
+        found = tape.gradient(losses, sources, output_gradients=cast)
+        found = found if scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
+        return dict(zip(map(id, sources), found))
+
+    # ------------------------------------------------------------------------------------------- the heads
+
+    def _head(self, k: int, labels: Labels) -> HeadLosses:
+        """Forward and backward pass of head `k`, down to the representation; also updates its metrics."""
+        network, representation, factor = self.network, self._representation, self._factors[k]
+        head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
+        sources = [*(representation.leaves if head.trains_encoder else []), *network.trained([*own, *shared])]
+        with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
+            tape.watch(sources)
+            with in_inference_mode(network.frozen_layers):
+                read, labels = rows_for(head, representation.nest, labels)
+                predictions = head.predict(read, labels.targets, training=True, step=self._weights.step)
+            losses, weights = head.losses(labels.targets, predictions, labels.weights)
+            added_loss = loss_of_call(head.module)
+
+        def gradients(value: tf.Tensor, loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
+            found = self._gradients(tape, [loss], sources, [factor])
+            at_leaves = [found.get(id(leaf)) for leaf in representation.leaves]
+            return LossGradients(
+                value=value,
+                representation=[None if each is None else tf.convert_to_tensor(each) for each in at_leaves],
+                own=[found.get(id(tensor)) for tensor in own],
+                shared=[found.get(id(tensor)) for tensor in shared],
+            )
+
+        # Elements without a label have a weight of 0, so that nothing of their loss counts.
+        of_loss = gradients(sum_of_losses(losses, weights), losses, factor * weights)
+        of_added = tf.nest.map_structure(lambda _: None, of_loss)
+        if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
+            fraction = where(factor > 0, self._fraction(), 0.0)
+            of_added = gradients(added_loss * fraction, added_loss, fraction)
+        head.update_metrics(labels.in_units, predictions, labels.weights, read)
+        if head.reads_floats(representation.nest) and not shared and _is_nothing(of_loss.representation):
+            _refuse_or_warn(head.name, trains_own=not _is_nothing(of_loss.own))
+        return of_loss, of_added
+
+    def _head_if(self, condition: tf.Tensor, k: int, labels: Labels) -> HeadLosses:
+        """`_head` if a condition holds; otherwise nothing is computed, and all sums are zero."""
+        scalar = tf.zeros([0], tf.int32)
+        of_loss = LossGradients(
+            value=scalar,
+            representation=[tf.shape(leaf) for leaf in self._representation.leaves],
+            own=[tf.shape(tensor) for tensor in self.network.own_tensors(k)],
+            shared=[tf.shape(tensor) for tensor in self.network.shared_tensors(k)],
+        )
+        # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
+        shapes = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
+        found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(shapes))
+        return tf.nest.pack_sequence_as(shapes, found)
+
+    # ------------------------------------------------------------------------------------------- the encoder
+
+    def backward(self, of_losses: Sequence[tf.Tensor | None], factors: tf.Tensor | None) -> list[Gradient]:
+        """One gradient per encoder variable, in one backward pass: of all added losses and the heads' combined losses.
+
+        Args:
+            of_losses: The combined gradient at the representation: one tensor per leaf, or None.
+            factors: `[num_heads]`: the factors of the heads' losses in it; None if there are none.
+        """
+        found = self._through_encoder([added(a, b) for a, b in zip(of_losses, self._of_added)], with_added=True)
+        for k, i, of_loss, of_added in self._shared():
+            if factors is not None:
+                found[i] = added(found[i], scaled(of_loss, factors[k]))
+            found[i] = added(found[i], of_added)
+        return found
+
+    def of_added(self) -> list[Gradient]:
+        """One gradient per encoder variable: of all added losses."""
+        return self.backward([None] * len(self._of_added), None)
+
+    def by_head(self) -> list[list[Gradient]]:
+        """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
+        rows = [self._through_encoder(each, with_added=False) for each in self.at_representation]
+        for k, i, of_loss, _ in self._shared():
+            rows[k][i] = added(rows[k][i], of_loss)
+        return rows
+
+    def by_head_if(self, condition: tf.Tensor | None) -> list[list[Gradient]]:
+        """`by_head` if the condition holds, zeros otherwise; nothing for None, a condition that never holds."""
+        if condition is None:
+            return []
+        shapes = [tf.shape(tensor) for tensor in self.network.encoder_tensors]
+        found = iter(computed_if(condition, lambda: list(chain(*self.by_head())), shapes * len(self.heads)))
+        return [[next(found) for _ in shapes] for _ in self.heads]
+
+    def _through_encoder(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
+        """The encoder's backward pass: one gradient per encoder variable."""
+        pairs = [(leaf, each) for leaf, each in zip(self._representation.attached, of_leaves) if each is not None]
+        if with_added and self._added_loss is not None:
+            pairs.append((self._added_loss, self._fraction()))
+        outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
+        found = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
+        return [found.get(id(tensor)) for tensor in self.network.encoder_tensors]
+
+    def _shared(self) -> Iterator[tuple[int, int, Gradient, Gradient]]:
+        """The encoder's variables that a head's module also contains: head, position, gradients of its loss and of added."""
+        for k, head in enumerate(self.heads):
+            if head is not None:
+                for i, of_loss, of_added in zip(self.network.shared[k], head[0].shared, head[1].shared):
+                    yield k, i, of_loss, of_added
+
+
+def _is_nothing(gradients: Sequence[Gradient]) -> bool:
+    return all(gradient is None for gradient in gradients)
+
+
+def _refuse_or_warn(name: str, *, trains_own: bool) -> None:
+    """Says that the encoder learns nothing from a head: an error if the head's own variables do not, either."""
+    if not trains_own:
+        raise ValueError(
+            f"Head {name!r} must have a loss that trains something. Received: a loss without a gradient with respect "
+            "to the encoder's floating-point outputs and to the module's own variables. Leave out operations that have no "
+            "gradient, such as `argmax`; a head that is not to train the encoder has `trains_encoder=False`."
+        )
+    warnings.warn(
+        f"The encoder learns nothing from head {name!r}, whose loss has no gradient with respect to its outputs: "
+        "only the head's own variables are trained. If that is meant, pass `trains_encoder=False` to `add_head`; "
+        "otherwise make the module read them without `stop_gradient` and operations that have no gradient.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+class Sums(NamedTuple):
+    """The sums of micro-batches that do not depend on how the heads are combined.
+
+    Attributes:
+        losses: `[num_heads]` loss sums, not divided by counts.
+        added_loss: The losses that calls have added, times the micro-batch's factor; None without any.
+        own: For each head, the gradients of its loss with respect to its own variables.
+        added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
+        broken: `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of
+            a shared variable, is not finite.
+    """
+
+    losses: tf.Tensor
+    added_loss: tf.Tensor | None
+    own: list[list[Gradient]]
+    added_own: list[list[Gradient]]
+    broken: tf.Tensor
+
+    @classmethod
+    def of(cls, passed: HeadsPass, *, is_measured: bool) -> Sums:
+        """Those of one micro-batch; if it `is_measured`, norms show gradients at the representation that are not finite."""
+        broken = []
+        for head in passed.heads:
+            found = [] if head is None else [*head[1].representation, *head[0].shared, *head[1].shared]
+            found += [] if head is None or is_measured else head[0].representation
+            broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
+        nothing: list[list[Gradient]] = [[None] * len(positions) for positions in passed.network.own]
+        return cls(
+            losses=tf.stack([tf.constant(0.0) if head is None else head[0].value for head in passed.heads]),
+            added_loss=passed.added_loss,
+            own=[none if head is None else head[0].own for none, head in zip(nothing, passed.heads)],
+            added_own=[none if head is None else head[1].own for none, head in zip(nothing, passed.heads)],
+            broken=tf.cast(tf.stack(broken), tf.float32),
+        )
+
+    @classmethod
+    def shapes(cls, network: Network) -> Sums:
+        """The dense shapes of the sums."""
+        vector = tf.constant([len(network.heads)])
+        own = [shapes_of(network.own_tensors(k)) for k in range(len(network.heads))]
+        added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._head_if`
+        return cls(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
+
+    def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
+        """The gradients of `network.variables.heads` over all replicas, with loss-dependent factors, or None."""
+        totals: list[Gradient] = [None] * len(network.variables.heads)
+        for k, positions in enumerate(network.own):
+            for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
+                of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
+                totals[i] = added(totals[i], added(of_loss, of_added))
+        return replicas.all_reduce_sum(totals)
+
+
+def shapes_of(tensors: Sequence[Any]) -> list[Any]:
+    """The shapes of some tensors of known shapes, as tensors."""
+    return [tf.constant(tf.TensorShape(tensor.shape).as_list(), tf.int32) for tensor in tensors]
