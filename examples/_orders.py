@@ -77,6 +77,14 @@ TAGS = ("other", "count", "size", "finish", "material", "product", "express", "w
 MARKS = {tag: chr(0xE000 + number) for number, tag in enumerate(TAGS)}
 """While a text is put together, a character before each word with a tag other than `other`."""
 
+ASKED = {
+    "order": ("{}",),
+    "price": ("before i order, what is the price: {}", "{}, how much would that be", "a quote, please: {}"),
+    "delivery": ("when could you deliver this: {}", "{}, how long would it take", "is there a date yet: {}"),
+    "cancel": ("please cancel my order: {}", "{}, that is what i no longer want", "i take this back: {}"),
+}
+"""What a customer who writes an order may want with it, and how it is said."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -137,6 +145,29 @@ def draw_rows(number: int, *, held_out: bool, seed: int) -> list[dict[str, str]]
         price = total_price(items, express) * math.exp(generator.gauss(0.0, PRICE_NOISE))
         rows.setdefault(text, {"text": text, "tags": tags, "order": order, "price": f"{price:.0f}"})
     return list(rows.values())
+
+
+def draw_requests(number: int, *, held_out: bool, seed: int) -> list[dict[str, str]]:
+    """Generates requests about orders.
+
+    Args:
+        number: Number of rows.
+        held_out: Whether to generate held-out rows.
+        seed: Any whole number; the same seed gives the same rows.
+
+    Returns:
+        Rows with the columns `text`, `tags` (for each word `O`, or `B-x` or `I-x` of a slot `x`, which is a tag of `TAGS`)
+        and `intent` (a key of `ASKED`).
+    """
+    generator, rows = random.Random(2 * seed + held_out), []
+    for row in draw_rows(number, held_out=held_out, seed=seed):
+        intent = generator.choice(list(ASKED))
+        before, after = (words.split() for words in generator.choice(ASKED[intent]).split("{}"))
+        tags = ["other"] * len(before) + row["tags"].split() + ["other"] * len(after)
+        pairs = zip(["other", *tags], tags)
+        spans = ["O" if tag == "other" else f"{'I' if tag == previous else 'B'}-{tag}" for previous, tag in pairs]
+        rows.append({"text": " ".join([*before, row["text"], *after]), "tags": " ".join(spans), "intent": intent})
+    return rows
 
 
 def _draw_items(generator: random.Random) -> list[Item]:

@@ -1,12 +1,14 @@
-"""How do you serve a reply and a price over HTTP? An endpoint on the exported heads of `examples.seq2seq_price`.
+"""How do you serve what heads predict for texts over HTTP? An endpoint on exported heads.
 
     python -m examples.seq2seq_price --orders 2000 --epochs 4 --export runs/exported
     python -m examples.serve --export runs/exported
 
 `POST /predict` takes `{"texts": ["a text", ...]}` and returns `{"answers": [...]}`, an object for each text with an entry
-for each head. Requests that wait are answered by one call of TensorFlow. What cannot be read is refused with a status of 4xx
-and `{"error": "..."}`. `GET /health` names the heads. The server listens on 127.0.0.1 only: it has no authentication and no
-TLS, which are a proxy's task. `python -m benchmarks serving` measures it.
+for each head. With `{"text": "a text"}` it returns the object alone. Slots, as `examples.intents` exports them to the folder
+`runs/intents/export`, are spans with the positions of their characters. Requests that wait are answered by one call of
+TensorFlow. What cannot be read is refused with a status of 4xx and `{"error": "..."}`. `GET /health` names the exports. The
+server listens on 127.0.0.1 only: it has no authentication and no TLS, which are a proxy's task. `python -m
+benchmarks serving` measures it.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the annotations, some of them of names in a function.
@@ -15,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +28,8 @@ from examples._command_line import InputError, Parser, fail, what_to_install, wh
 PROGRAM = "examples.serve"
 HOST = "127.0.0.1"
 EXAMPLE = '{"texts": ["two oak chairs, please"]}'
+# What TensorFlow takes for a word: between white space of ASCII. What it says ends before its punctuation, if it has more.
+_WORD = re.compile(r"(?P<said>\S*[^\s.,:;!?]|\S+)\S*", re.ASCII)
 
 
 class Refused(Exception):
@@ -44,7 +49,7 @@ class Export:
     """Exported heads: TensorFlow SavedModels in folders with the heads' names, whose input is named `inputs`.
 
     Args:
-        folder: What was passed to `--export` of `examples.seq2seq_price`.
+        folder: What was passed to `--export` of `examples.seq2seq_price`, or `export` in the folder of `examples.intents`.
 
     Raises:
         InputError: There are no such heads.
@@ -58,7 +63,7 @@ class Export:
         if not found:
             raise InputError(
                 f"`--export` must be a folder of exported heads. Received: {str(folder)!r}, without any */saved_model.pb. "
-                "Pass what was passed to --export of examples.seq2seq_price."
+                "Pass what was passed to --export of examples.seq2seq_price, or runs/intents/export of examples.intents."
             )
         self._loaded = {path.name: tf.saved_model.load(str(path)) for path in found}
         self._heads = {name: loaded.signatures["serving_default"] for name, loaded in self._loaded.items()}
@@ -72,7 +77,7 @@ class Export:
 
     @property
     def heads(self) -> list[str]:
-        """The heads' names."""
+        """The names of the exports, which for those of a single head are the heads' names."""
         return list(self._heads)
 
     def answer(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -83,7 +88,10 @@ class Export:
             outputs = {name: tensor.numpy() for name, tensor in signature(inputs=batch).items()}
             for row, answer in enumerate(answers):
                 values = {name: _plain(values[row]) for name, values in outputs.items()}
-                answer[head] = values[head] if set(values) == {head} else values
+                if "slots" in values:
+                    answer.update(values, slots=spans_of(texts[row], values["slots"]))
+                else:
+                    answer[head] = values[head] if set(values) == {head} else values
         return answers
 
 
@@ -94,6 +102,27 @@ def _plain(value: Any) -> Any:
     if getattr(value, "shape", ()):
         return [_plain(each) for each in value if each != b""]
     return value.item()
+
+
+def spans_of(text: str, tags: Sequence[str]) -> list[dict[str, Any]]:
+    """The slots of a text.
+
+    Args:
+        text: The text.
+        tags: A tag for each word between spaces: `O`, `B-x` at the first word of a slot `x`, `I-x` at its others.
+
+    Returns:
+        By slot its name, its first character, the one after its last, and the text between them. Punctuation after a slot is
+        not a part of it.
+    """
+    found: list[dict[str, Any]] = []
+    for word, tag in zip(_WORD.finditer(text), tags):
+        mark, _, slot = tag.partition("-")
+        if mark == "B":
+            found.append({"slot": slot, "start": word.start()})
+        if mark != "O":
+            found[-1]["end"] = word.end("said")
+    return [{**span, "text": text[span["start"] : span["end"]]} for span in found]
 
 
 class Limits:
@@ -164,19 +193,27 @@ class Batches:
         return group
 
 
-def read_texts(body: bytes, limits: Limits) -> list[str]:
-    """The texts of a request's body.
+def read_texts(body: bytes, limits: Limits) -> tuple[list[str], bool]:
+    """The texts of a request's body, and whether it is a single one, without a list.
 
     Raises:
-        Refused: It is not JSON, or does not have the form `{"texts": [...]}`, or its texts are out of the limits.
+        Refused: It is not JSON, or has neither the form `{"texts": [...]}` nor `{"text": ...}`, or its texts are out of the
+            limits.
     """
     try:
         asked = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"The body must be JSON in UTF-8: {error}. Send, for example, {EXAMPLE}.") from error
+    if isinstance(asked, dict) and set(asked) == {"text"}:
+        if not isinstance(asked["text"], str):
+            raise Refused(422, f"`text` must be a string. Received: a {_kind(asked['text'])}. Send a string, or `texts`.")
+        _check_text("text", asked["text"], limits)
+        return [asked["text"]], True
     if not isinstance(asked, dict) or set(asked) != {"texts"}:
         received = f"an object with the keys {sorted(asked)}" if isinstance(asked, dict) else f"a {_kind(asked)}"
-        raise Refused(422, f"The body must be an object with the key `texts` only. Received: {received}. Send {EXAMPLE}.")
+        raise Refused(
+            422, f"The body must be an object with the key `texts`, or `text`, only. Received: {received}. Send {EXAMPLE}."
+        )
     texts = asked["texts"]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         other = next((text for text in texts if not isinstance(text, str)), None) if isinstance(texts, list) else texts
@@ -186,22 +223,20 @@ def read_texts(body: bytes, limits: Limits) -> list[str]:
         remedy = "Send several requests." if texts else f"Send {EXAMPLE}."
         raise Refused(422, f"`texts` must hold 1 to {limits.texts} texts. Received: {len(texts)}. {remedy}")
     for place, text in enumerate(texts):
-        _check_text(place, text, limits)
-    return texts
+        _check_text(f"texts[{place}]", text, limits)
+    return texts, False
 
 
-def _check_text(place: int, text: str, limits: Limits) -> None:
+def _check_text(place: str, text: str, limits: Limits) -> None:
     if not text.strip():
-        raise Refused(422, f"`texts[{place}]` must not be empty. Received: {text[:20]!r}. Leave it out.")
+        raise Refused(422, f"`{place}` must not be empty. Received: {text[:20]!r}. Leave it out.")
     if len(text) > limits.characters:
         raise Refused(
             422,
-            f"`texts[{place}]` must have at most {limits.characters} characters. Received: {len(text)}. Shorten the text.",
+            f"`{place}` must have at most {limits.characters} characters. Received: {len(text)}. Shorten the text.",
         )
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise Refused(
-            422, f"`texts[{place}]` must consist of characters. Received: half of a surrogate pair. Escape both halves."
-        )
+        raise Refused(422, f"`{place}` must consist of characters. Received: half of a surrogate pair. Escape both halves.")
 
 
 def _kind(value: Any) -> str:
@@ -240,7 +275,7 @@ def create_app(export: Export, limits: Limits) -> Any:
         yield
         answering.cancel()
 
-    app = FastAPI(title="A reply and a price", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Answers to texts", lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.exception_handler(Refused)
     async def refuse(request: Request, error: Refused) -> JSONResponse:
@@ -258,8 +293,9 @@ def create_app(export: Export, limits: Limits) -> Any:
 
     @app.post("/predict")
     async def predict(request: Request) -> Mapping[str, Any]:
-        texts = read_texts(await read_body(request, limits), limits)
-        return {"answers": await app.state.batches.answer(texts)}
+        texts, is_single = read_texts(await read_body(request, limits), limits)
+        answers = await app.state.batches.answer(texts)
+        return answers[0] if is_single else {"answers": answers}
 
     return app
 

@@ -71,7 +71,7 @@ def read_table(
         InputError: The file is missing, unreadable or empty, or it lacks rows or a column.
     """
     wanted = list(dict.fromkeys(columns))
-    with _opened(path) as file:
+    with opened(path) as file:
         header, dialect = _header(file, Path(path), wanted, dialect)
         rows, blank, dialect = _rows(file, Path(path), len(header), dialect)
     places = {name: header.index(name) for name in wanted}
@@ -97,7 +97,7 @@ def read_lines(source: str | Path, target: str | Path) -> tuple[list[str], list[
     """
     sides = []
     for path in (source, target):
-        with _opened(path) as file:
+        with opened(path) as file:
             lines = file.read().removesuffix("\n").split("\n")
         if not any(line.strip() for line in lines):
             raise InputError(f"`{path}` must contain lines of text. Received: none. Check the file.")
@@ -111,7 +111,7 @@ def read_lines(source: str | Path, target: str | Path) -> tuple[list[str], list[
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[IO[str]]:
+def opened(path: str | Path) -> Iterator[IO[str]]:
     """Opens a file; any error in its contents becomes an `InputError`."""
     try:
         with _open_text(Path(path)) as file:
@@ -161,8 +161,8 @@ def _header(file: IO[str], path: Path, wanted: Sequence[str], dialect: Dialect) 
     if missing:
         raise InputError(
             f"`{path}` must have the column {', '.join(map(repr, missing))}. Received: the columns "
-            f"{', '.join(map(repr, header))}, separated by {name}s. Choose columns with --source, --target, --label, "
-            "--number, --tags and --swap-column, or the separator with --separator."
+            f"{', '.join(map(repr, header))}, separated by {name}s. Rename columns, choose others with the "
+            "options that --help lists, or choose the separator with --separator."
         )
     twice = [name for name in wanted if header.count(name) > 1]
     if twice:

@@ -131,7 +131,7 @@ def test_gzip_is_known_by_its_content(tmp_path):
         (b"text,label\n", r"must have rows below its column names\. Received: none"),
         (
             b"text,price\nx,1\n",
-            r"must have the column 'label'\. Received: the columns 'text', 'price', separated by commas\. Choose",
+            r"must have the column 'label'\. Received: the columns 'text', 'price', separated by commas\. Rename",
         ),
         (b"text,label,label\nx,1,2\n", r"must have each column once\. Received: 'label' more than once"),
         (b"text,label\nx,1\ny\n", r"must have 2 fields in every row.*Received: 1 fields in the row that ends on line 3"),

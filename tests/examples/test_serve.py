@@ -69,12 +69,32 @@ def test_a_batch_of_texts_is_answered_as_the_model_does(port, folder):
         assert found["price"]["probability"] == pytest.approx(float(probabilities.max()), rel=1e-4)
 
 
+def test_one_text_is_answered_without_a_list(port):
+    _, several = ask(port, json.dumps({"texts": TEXTS[:1]}))
+    assert ask(port, json.dumps({"text": TEXTS[0]})) == (200, several["answers"][0])
+
+
+def test_slots_are_spans_of_characters():
+    text = "  play \u00dcber\u00a0uns by die \u00e4rzte,\nplease! "
+    found = serve.spans_of(text, ["O", "B-track", "O", "B-artist", "I-artist", "B-polite"])
+    assert found == [
+        {"slot": "track", "start": 7, "end": 15, "text": "\u00dcber\u00a0uns"},
+        {"slot": "artist", "start": 19, "end": 28, "text": "die \u00e4rzte"},
+        {"slot": "polite", "start": 30, "end": 36, "text": "please"},
+    ]
+    assert serve.spans_of("a , b", ["B-x", "I-x", "B-x"]) == [
+        {"slot": "x", "start": 0, "end": 3, "text": "a ,"},
+        {"slot": "x", "start": 4, "end": 5, "text": "b"},
+    ]
+    assert serve.spans_of("a b", ["O", "O"]) == []
+
+
 REFUSED = {
     "not JSON": ("{", {}, 400, r"The body must be JSON in UTF-8: .*Send, for example"),
     "not UTF-8": (b"\xff\xfe", {}, 400, r"The body must be JSON in UTF-8"),
     "deep": ("[" * 1500, {}, 400, r"The body must be JSON in UTF-8"),
     "no body": ("", {}, 400, r"The body must be JSON in UTF-8"),
-    "a list": ("[]", {}, 422, r"an object with the key `texts` only\. Received: a list\."),
+    "a list": ("[]", {}, 422, r"an object with the key `texts`, or `text`, only\. Received: a list\."),
     "null": ("null", {}, 422, r"Received: a null\."),
     "missing key": ("{}", {}, 422, r"Received: an object with the keys \[\]\."),
     "another key": ('{"texts": ["a"], "beam": 3}', {}, 422, r"Received: an object with the keys \['beam', 'texts'\]\."),
@@ -85,6 +105,9 @@ REFUSED = {
         422,
         r"`texts` must be a list of strings\. Received: a list with a number",
     ),
+    "both forms": ('{"text": "a", "texts": ["a"]}', {}, 422, r"Received: an object with the keys \['text', 'texts'\]\."),
+    "a text that is none": ('{"text": ["a"]}', {}, 422, r"`text` must be a string\. Received: a list\."),
+    "one empty text": ('{"text": " "}', {}, 422, r"`text` must not be empty\. Received: ' '\."),
     "no text": ('{"texts": []}', {}, 422, r"`texts` must hold 1 to 4 texts\. Received: 0\."),
     "too many": ('{"texts": ["a", "a", "a", "a", "a"]}', {}, 422, r"1 to 4 texts\. Received: 5\. Send several requests"),
     "empty text": ('{"texts": ["a", "  "]}', {}, 422, r"`texts\[1\]` must not be empty\. Received: '  '\. Leave it out"),
