@@ -167,6 +167,6 @@ def check_representation(
 
 def did_you_mean(given: Any, known: Iterable[Any], otherwise: str) -> str:
     """The last sentence of a message: the known name nearest to an unknown one, or what to do if none is similar."""
-    by_text = {str(name): name for name in known}
+    by_text = {str(name).lower(): name for name in known}
     close = difflib.get_close_matches(str(given).lower(), by_text, n=1)
     return f"Did you mean {by_text[close[0]]!r}?" if close else otherwise

@@ -282,7 +282,9 @@ class _Chain(NamedTuple):
         dtype = tf.float64 if logits.dtype == tf.float64 else tf.float32
         shapes = ((size, size), (size,), (size,))
         scores = []
-        for name, each, shape, may in zip(Allowed._fields, (transitions, start, end), shapes, allowed or (None,) * 3):
+        for name, each, shape, may in zip(
+            ("transitions", "start", "end"), (transitions, start, end), shapes, allowed or (None,) * 3
+        ):
             score = tf.zeros(shape, dtype) if each is None else tf.cast(tf.convert_to_tensor(each), dtype)
             for given in (score, *([] if may is None else [np.asarray(may)])):
                 if tuple(given.shape) != shape:

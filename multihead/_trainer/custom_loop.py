@@ -32,7 +32,7 @@ from multihead._update.pipeline import compute_update
 from multihead._update.spec import Plan, UpdateSpec
 from multihead._update.update import Change, RollBack, Update
 from multihead.diagnosis import Diagnosis
-from multihead.diagnosis._conclude import diagnose
+from multihead.diagnosis._measure import diagnose
 
 
 class ComputedGradient(tuple[Any, Any]):

@@ -188,8 +188,9 @@ class TrainerState(KerasHooks, keras.Model):
         if isinstance(examples, Data):
             found = examples.sample() if eagerly else None
             examples = None if found is None else as_tensors(unpack(found, self._setup.all_names))
-        # Examples are run through the modules, which `init_scope` would hide from tapes.
-        with tf.init_scope() if examples is None else nullcontext(), self.distribute_strategy.scope():
+        # What runs as plain Python is seen by tapes, from which `init_scope` would hide it.
+        runs = eagerly and tf.executing_eagerly()
+        with nullcontext() if runs else tf.init_scope(), self.distribute_strategy.scope():
             self._shapes = build_modules(self.encoder, heads, specs, self._shapes, examples, eagerly=eagerly)
             if options is not None:
                 spec = build_spec(

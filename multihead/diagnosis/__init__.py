@@ -1,5 +1,202 @@
 """Measures the heads' gradients without training, and suggests what to change."""
 
-from multihead.diagnosis._report import Diagnosis, Finding
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from multihead._display.drawing import bars, heat_map, new_figure
+from multihead._display.tables import as_text
+from multihead.diagnosis._statistics import Cosines
 
 __all__ = ["Diagnosis", "Finding"]
+
+LEVELS = ("representation", "parameters")
+
+
+class Finding(str):
+    """A sentence about the heads.
+
+    Args:
+        sentence: The finding and its remedy.
+        kind: A short name of the finding, such as `"scale"`; see `Diagnosis`.
+        heads: The heads concerned.
+    """
+
+    kind: str
+    heads: tuple[str, ...]
+
+    def __new__(cls, sentence: str, kind: str = "", heads: Sequence[str] = ()) -> Finding:
+        finding = super().__new__(cls, sentence)
+        finding.kind = kind
+        finding.heads = tuple(heads)
+        return finding
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Measurements on a number of batches, and findings about them; `print` shows the findings first.
+
+    With `g_k` the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's
+    `"parameters"`:
+
+    Attributes:
+        heads: The heads' names, in the order of all arrays below.
+        batches: The number of batches measured.
+        losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
+        constant_losses: `[heads]`: the same, with the same class and sample weights, if a head predicted the best constant,
+            such as the mean for `"mse"` and the frequencies of the classes for a cross-entropy; NaN if unknown.
+        progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
+            constant, with a gradient that is mostly noise in these batches: done, or learning slowly), `"done"` (almost
+            nothing is left of the loss), or `"unknown"`.
+        weights: `[heads]`: mean weights of the losses.
+        labelled: `[heads]`: the fraction of elements that have a label, padding left out.
+        label_means: `[heads]`: the mean of the labels, as the loss sees them, of heads that predict numbers; otherwise NaN.
+        label_deviations: `[heads]`: their standard deviation; otherwise NaN.
+        scalable: For each head, whether it can have a `target_scaling`.
+        reads: For each head, whether it reads each floating-point tensor of the representation.
+        norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
+        spreads: By level, the cosines of `g_i` and `g_j`: their `mean` and standard `deviation` over batches, the ends `low`
+            and `high` of a 95 % confidence interval of the mean, and the fraction of batches in which they are `negative`;
+            `[heads, heads]` each, NaN for heads without a common batch.
+        mean_cosines: `[heads, heads]`: the cosines of the means of `g_i` and `g_j` over all batches, at the parameters.
+        signal_to_noise: `[heads]`: the squared norm of the mean of `g_k` over the variance of `g_k` of one batch, at the
+            parameters; NaN for a single batch.
+        has_signal: `[heads]`: whether this mean is larger than what noise alone would leave.
+        layer_norms: By encoder layer, `[heads]`: as `norms`.
+        layer_cosines: By encoder layer, as `spreads`.
+        update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
+        clipped: The fraction of this norm that remains after clipping; 1 without clipping.
+        predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row of
+            them.
+        finite: `[heads]`: whether all losses and gradients were finite.
+        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
+        suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
+            `NormFloor()`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
+            is neither; the findings also say what `compile` cannot repair.
+    """
+
+    heads: tuple[str, ...]
+    batches: int
+    losses: np.ndarray
+    constant_losses: np.ndarray
+    progress: tuple[str, ...]
+    weights: np.ndarray
+    labelled: np.ndarray
+    label_means: np.ndarray
+    label_deviations: np.ndarray
+    scalable: np.ndarray
+    reads: tuple[tuple[bool, ...], ...]
+    norms: dict[str, np.ndarray]
+    spreads: dict[str, Cosines]
+    mean_cosines: np.ndarray
+    signal_to_noise: np.ndarray
+    has_signal: np.ndarray
+    layer_norms: dict[str, np.ndarray]
+    layer_cosines: dict[str, Cosines]
+    update_norm: float
+    clipped: float
+    predicted: np.ndarray
+    finite: np.ndarray
+    findings: tuple[Finding, ...] = ()
+    suggestion: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, np.ndarray]:
+        """By level, `[heads]`: `|g_k| / sum_j |g_j|`, from `norms`."""
+        with np.errstate(all="ignore"):
+            return {level: norms / np.nansum(norms) for level, norms in self.norms.items()}
+
+    @property
+    def cosines(self) -> dict[str, np.ndarray]:
+        """By level, `[heads, heads]`: the mean cosines, from `spreads`."""
+        return {level: spread.mean for level, spread in self.spreads.items()}
+
+    @property
+    def conflicts(self) -> dict[str, np.ndarray]:
+        """By level, `[heads, heads]`: the fraction of batches in which the cosine is negative, from `spreads`."""
+        return {level: spread.negative for level, spread in self.spreads.items()}
+
+    def __str__(self) -> str:
+        tables = [as_text(title, columns, rows) for title, columns, rows in self.tables()]
+        return "\n\n".join(["\n".join(f"- {finding}" for finding in self.findings), *tables])
+
+    def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Title, columns and rows of the tables that `print` and rich show; each fits a terminal of 80 columns."""
+        losses, gradients = [], []
+        for k, head in enumerate(self.heads):
+            loss, constant, weight = (f"{values[k]:.4g}" for values in (self.losses, self.constant_losses, self.weights))
+            losses.append([head, loss, constant, self.progress[k], weight, f"{self.labelled[k]:.0%}"])
+            measurements = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
+            gradients.append([head, *(f"{measurement:.3g}" for measurement in (*measurements, self.signal_to_noise[k]))])
+        of_losses = ["head", "loss", "constant", "progress", "weight", "labelled"]
+        of_gradients = ["head", "norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
+        found = [
+            (f"Losses of the heads over {self.batches} batches", of_losses, losses),
+            ("Gradients of the heads", of_gradients, gradients),
+        ]
+        pairs = list(itertools.combinations(range(len(self.heads)), 2))
+        if pairs:
+            rows = [
+                [f"{self.heads[i]} and {self.heads[j]}", *(self._cosine(level, i, j) for level in LEVELS)] for i, j in pairs
+            ]
+            found.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
+        return found
+
+    def _cosine(self, level: str, i: int, j: int) -> str:
+        spread = self.spreads[level]
+        if np.isnan(spread.mean[i, j]):
+            return "none"
+        interval = "" if np.isnan(spread.low[i, j]) else f" ({spread.low[i, j]:+.2f} to {spread.high[i, j]:+.2f})"
+        return f"{spread.mean[i, j]:+.2f}{interval}"
+
+    def plot(self) -> Any:
+        """Draws shares and norms of the heads, losses against constant predictions, and cosines by layer.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure, axes = new_figure("`Diagnosis.plot`", 1, 3, (12, 1.8 + 0.5 * len(self.heads)))
+        level = "parameters" if np.nansum(self.norms["parameters"]) > 0 else "representation"
+        shares = self.shares[level]
+        bars(axes[0, 0], "Who moves the encoder: share of its gradient", self.heads, shares, [f"{s:.1%}" for s in shares])
+        with np.errstate(all="ignore"):
+            ratios = self.losses / self.constant_losses
+        texts = [f"{ratio:.2f}, {progress}" for ratio, progress in zip(ratios, self.progress)]
+        bars(axes[0, 1], "How far heads have come: loss / loss of a constant", self.heads, ratios, texts)
+        axes[0, 1].axvline(1, color="grey", lw=0.8, ls=":")
+        heat_map(axes[0, 2], "Which heads agree: cosines of gradients", self.heads, self.cosines[level])
+        return figure
+
+    def to_dict(self) -> dict[str, Any]:
+        """All measurements, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
+
+        Non-finite numbers are None.
+        """
+        measured = {**vars(self), "shares": self.shares, "cosines": self.cosines, "conflicts": self.conflicts}
+        plain = {name: _as_json(value) for name, value in measured.items() if name not in ("findings", "suggestion")}
+        found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
+        serialize = keras.saving.serialize_keras_object
+        suggested = {name: serialize(value) for name, value in self.suggestion.items()}
+        return {**plain, "findings": found, "suggestion": suggested}
+
+
+def _as_json(value: Any) -> Any:
+    """A value as JSON takes it."""
+    if isinstance(value, Cosines):
+        return {name: _as_json(each) for name, each in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_as_json(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

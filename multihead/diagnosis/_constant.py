@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,36 +16,21 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_STEPS, _MAX_NUMBERS = 60, 2**22
 
 
-class Targets(NamedTuple):
-    """Statistics of a head's labels.
+def constant_predictions(
+    head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray
+) -> tuple[float, float, float, bool]:
+    """Evaluates a head's own loss on constant predictions, in the range of its `predicted`; see `Diagnosis`.
 
-    Attributes:
-        constant_loss: The mean loss of the best constant prediction that was found, with class weights and sample weights;
-            NaN if none gives a finite loss.
-        mean: The mean of the labels, if they are numbers without bounds; otherwise NaN.
-        deviation: Their standard deviation; otherwise NaN.
-        is_scalable: Whether a `target_scaling` fits the loss and the predictions.
-    """
-
-    constant_loss: float
-    mean: float
-    deviation: float
-    is_scalable: bool
-
-
-def targets_of(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray) -> Targets:
-    """Evaluates the head's own loss on constant predictions.
-
-    Args:
-        head: The head.
-        spec: The spec of its predictions.
-        labels: Its labels in each batch, or None.
-        predicted: The smallest and the largest prediction, and the smallest and the largest sum of a row.
+    Returns:
+        The mean loss of the best constant prediction that was found, with class weights and sample weights, NaN if none
+        gives a finite loss; the mean and the standard deviation of the labels, NaN unless they are numbers without bounds;
+        and whether a `target_scaling` fits the loss and the predictions.
     """
     present = [each for each in labels if each is not None and bool(tf.reduce_any(each.weights > 0))]
     shape = with_columns(spec.shape)
     if not present or shape[-1] is None:
-        return Targets(np.nan, np.nan, np.nan, False)
+        return np.nan, np.nan, np.nan, False
+    present = present if head.loss.couples_rows else _merged(present)
     mean = deviation = np.nan
     if _are_classes(head, shape, present[0].targets):
         starts = [_class_frequencies(present, shape[-1])]
@@ -55,10 +39,20 @@ def targets_of(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | N
         starts = [np.average(values, axis=0, weights=weights), *_quantiles(values, weights)]
         known: Any = head.loss.known
         if known is None or (known.over == ELEMENTS and known.low is None and known.high is None):
-            mean, deviation = _moments(np.where(weights > 0, values, np.nan))
+            some = np.where(weights > 0, values, np.nan)
+            some = some[:, ~np.isnan(some).all(axis=0)]
+            mean, deviation = float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
     columns = aligned(present[0].targets, shape, head.loss.over).shape[-1]
     is_scalable = bool(np.isfinite(mean)) and head.why_not_scaled() is None and columns == shape[-1]
-    return Targets(_least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable)
+    return _least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable
+
+
+def _merged(labels: Sequence[Labels]) -> list[Labels]:
+    """The labels of batches, with those of one shape in one batch."""
+    shapes: dict[Any, list[Labels]] = {}
+    for each in labels:
+        shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
+    return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
 
 
 def _are_classes(head: NamedHead, shape: tf.TensorShape, targets: tf.Tensor) -> bool:
@@ -101,12 +95,6 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
     return [np.take_along_axis(ordered, each[None], axis=0)[0] for each in rows]
 
 
-def _moments(values: np.ndarray) -> tuple[float, float]:
-    """The mean and the standard deviation of labels; NaN for missing ones."""
-    some = values[:, ~np.isnan(values).all(axis=0)]
-    return float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
-
-
 def _least_loss(
     head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], starts: Sequence[np.ndarray], predicted: np.ndarray
 ) -> float:
@@ -118,20 +106,24 @@ def _least_loss(
     is_probability = low >= 0 and high <= 1 and all(((each >= 0) & (each <= 1)).all() for each in starts)
     is_row = is_probability and spec.shape[-1] != 1 and abs(smallest - 1) < 1e-3 and abs(largest - 1) < 1e-3
     link = tf.nn.softmax if is_row else tf.sigmoid if is_probability else tf.identity
-    merged = labels if head.loss.couples_rows else _merged(labels)
 
     def loss(numbers: tf.Tensor) -> tf.Tensor:
-        return _mean_loss(head, link(numbers), spec, merged)
+        """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
+        seen = [(each.targets, _everywhere(link(numbers), spec, each.targets), each.weights) for each in labels]
+        return tf.add_n([head.loss_sum(*each) for each in seen]) / tf.add_n([head.count(*each) for each in seen])
 
-    candidates = [each for start in starts for each in ([] if is_probability else [start]) + _logits(start, is_row)]
-    values = [_tried(partial(loss, tf.constant(each, tf.float32))) for each in candidates]
-    if not np.isfinite(values).any():
-        return np.nan
-    numbers = candidates[int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))]
-    if sum(each.weights.shape.num_elements() for each in merged) * len(numbers) <= _MAX_NUMBERS:
-        numbers = _descend(loss, numbers.astype("float32"))
-    constant = link(tf.constant(numbers, tf.float32)).numpy()
-    return _tried(partial(_mean_loss, head, constant, spec, labels))
+    best, of_best = np.nan, np.zeros(0, "float32")
+    for start in starts:
+        for numbers in ([] if is_probability else [start]) + _logits(start, is_row):
+            numbers = numbers.astype("float32")
+            try:
+                value = float(loss(tf.constant(numbers)))
+            except (ValueError, TypeError, tf.errors.OpError):  # the loss cannot take what it is given
+                continue
+            if np.isfinite(value) and not value >= best:
+                best, of_best = value, numbers
+    num_numbers = sum(each.weights.shape.num_elements() for each in labels) * len(of_best)
+    return _descend(loss, of_best) if 0 < num_numbers <= _MAX_NUMBERS else best
 
 
 def _logits(start: np.ndarray, is_row: bool) -> list[np.ndarray]:
@@ -142,16 +134,14 @@ def _logits(start: np.ndarray, is_row: bool) -> list[np.ndarray]:
     return [np.log(inside)] if is_row else [np.log(inside / (1 - inside)), np.log(inside)][: 1 + (len(start) > 1)]
 
 
-def _merged(labels: Sequence[Labels]) -> list[Labels]:
-    """The labels of batches, with those of one shape in one batch."""
-    shapes: dict[Any, list[Labels]] = {}
-    for each in labels:
-        shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
-    return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
+def _everywhere(constant: tf.Tensor, spec: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
+    """A constant in the shape of the predictions for some targets."""
+    sizes = list(targets.shape[: max(spec.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
+    return tf.broadcast_to(constant[0] if spec.shape.rank == 1 else constant, [*sizes, *spec.shape[len(sizes) :]])
 
 
-def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> np.ndarray:
-    """Gradient descent with the steps of Barzilai and Borwein, made shorter where the loss does not fall."""
+def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> float:
+    """The least loss that gradient descent finds, with the steps of Barzilai and Borwein, shorter where it does not fall."""
 
     def at(numbers: np.ndarray) -> tuple[float, np.ndarray]:
         point = tf.constant(numbers)
@@ -177,25 +167,4 @@ def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> np.
             break
         curvature = float((path * turn).sum())
         step = float((path**2).sum()) / curvature if curvature > 0 else 2 * step
-    return numbers
-
-
-def _mean_loss(head: NamedHead, constant: Any, spec: tf.TensorSpec, labels: Sequence[Labels]) -> tf.Tensor:
-    """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
-    seen = [(each.targets, _everywhere(constant, spec, each.targets), each.weights) for each in labels]
-    return tf.add_n([head.loss_sum(*each) for each in seen]) / tf.add_n([head.count(*each) for each in seen])
-
-
-def _tried(compute: Callable[[], tf.Tensor]) -> float:
-    """A number, or NaN if the loss cannot take what it is given."""
-    try:
-        return float(compute())
-    except (ValueError, TypeError, tf.errors.OpError):
-        return np.nan
-
-
-def _everywhere(constant: Any, spec: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
-    """A constant in the shape of the predictions for some targets."""
-    sizes = list(targets.shape[: max(spec.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
-    value = tf.cast(constant, tf.float32)
-    return tf.broadcast_to(value[0] if spec.shape.rank == 1 else value, [*sizes, *spec.shape[len(sizes) :]])
+    return value

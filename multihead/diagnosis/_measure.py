@@ -1,116 +1,85 @@
-"""Measures the heads' gradients, losses and labels on batches, without training."""
+"""`diagnose`: measures the heads' gradients, losses and labels on batches, without training."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import graph_function
 from multihead._ground.keras import tensor_variable
-from multihead._ground.tensors import as_rows, gramian, norm_of_present
+from multihead._ground.tensors import gramian, norm_of_present
 from multihead._ground.types import Gradient
 from multihead._update.batch import Batch, batch_size
 from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
+from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead._update.spec import UpdateSpec
-from multihead.diagnosis._probabilities import ranges_of, unchecked
+from multihead.diagnosis import Diagnosis
+from multihead.diagnosis._constant import constant_predictions
+from multihead.diagnosis._findings import find
+from multihead.diagnosis._statistics import cosines_of, root_mean_squares, signal_of
+from multihead.diagnosis._suggestion import suggest
 from multihead.losses._known import with_columns
 
+_LEARNED, _ALMOST_ALL = 0.05, 0.95
+"""The fraction of the constant prediction's loss that a head must have removed to count as learning, and as done."""
 
-class Measured(NamedTuple):
-    """Raw measurements; the first axis of arrays is the batch unless stated otherwise.
 
-    Attributes:
-        losses: `[batches, heads]` loss sums.
-        counts: `[batches, heads]` weighted counts of labelled elements.
-        weights: `[batches, heads]` weights of the losses.
-        labelled: `[batches, heads]` fractions of elements with a label.
-        examples: `[batches]` numbers of examples.
-        representation: `[batches, heads, heads]` inner products of the representation gradients.
-        layers: `[batches, layers, heads, heads]` inner products of the parameters' gradients, by encoder layer.
-        ranges: `[batches, heads, 4]` the smallest and the largest prediction, and the smallest and the largest sum of a row
-            of predictions.
-        of_sums: `[layers, heads, heads]` the same of the sums of the gradients over all batches.
-        before: `[batches]` norms of the whole gradient.
-        after: `[batches]` the same after clipping.
-        names: The encoder's layers with trainable variables.
-        labels: For each head, its labels in each batch, or None.
+def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
+    """Measures at least one batch after a number of updates, and draws conclusions.
+
+    Metrics and the modules' state change as in training, and the caller must restore them.
     """
-
-    losses: np.ndarray
-    counts: np.ndarray
-    weights: np.ndarray
-    labelled: np.ndarray
-    examples: np.ndarray
-    representation: np.ndarray
-    layers: np.ndarray
-    ranges: np.ndarray
-    of_sums: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-    names: tuple[str, ...]
-    labels: list[list[Labels | None]]
-
-
-def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Measured:
-    """Measures batches. Metrics and the modules' state change as in training, and the caller must restore them.
-
-    Args:
-        spec: How updates are computed.
-        batches: At least one batch.
-        step: The number of updates applied so far.
-        loss_scale: The factor of loss scaling, or None.
-    """
-    network = unchecked(spec.network)
+    names, layers = tuple(spec.network.layers), list(spec.network.layers.values())
+    heads = [copy.copy(head) for head in spec.network.heads]
+    for head in heads:
+        head.checks_range = False  # predictions that are no probabilities are a finding
+    network = replace(spec.network, heads=tuple(heads))
     alone = replace(spec, network=network)
-    names, layers = tuple(network.layers), list(network.layers.values())
 
     def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
         gradients = update.gradients.of_losses
-        rows = _dense_rows(network, by_head)
+        rows = [_dense_rows(*each) for each in zip(network.variables.encoder, zip(*by_head))]
         labels = read_labels(network, spec.predictions, batch, check=False)
-        found = {
+        measured = {
             "losses": update.loss_sums,
             "counts": update.counts,
             "weights": update.losses.weights,
             "labelled": tf.stack([_labelled(each, spec.predictions[k].spec) for k, each in enumerate(labels)]),
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
-            "layers": _by_layer(rows, layers, len(network.heads)),
-            "ranges": ranges_of(network, batch, labels),
+            "layers": _by_layer(rows, layers, len(heads)),
+            "ranges": _ranges(network, batch, labels),
             "before": norm_of_present(gradients),
             "after": norm_of_present(gradients if spec.clip is None else spec.clip(gradients)),
         }
-        return found, rows, labels
+        return measured, rows, labels
 
     measure = graph_function(measurements, reduce_retracing=True)
     by_batch, labels = [], []
     sums: list[tf.Tensor] = []
     for batch in batches:
-        found, rows, of_batch = measure(batch)
-        by_batch.append({name: value.numpy() for name, value in found.items()})
+        measured, rows, of_batch = measure(batch)
+        by_batch.append({name: value.numpy() for name, value in measured.items()})
         labels.append(of_batch)
         sums = [a + b for a, b in zip(sums, rows)] if sums else rows
-    stacked = {name: np.array([each[name] for each in by_batch]) for name in by_batch[0]}
-    of_sums = _by_layer(sums, layers, len(network.heads)).numpy()
-    return Measured(**stacked, of_sums=of_sums, names=names, labels=[list(of_head) for of_head in zip(*labels)])
+    raw = {name: np.array([each[name] for each in by_batch]) for name in by_batch[0]}
+    of_sums = _by_layer(sums, layers, len(heads)).numpy().sum(axis=0)
+    found = _measurements(spec, names, raw, of_sums, list(zip(*labels)))
+    return replace(found, findings=find(found, spec), suggestion=suggest(found, spec))
 
 
-def _dense_rows(network: Network, rows: Sequence[list[Gradient]]) -> list[tf.Tensor]:
-    """For each encoder variable, the heads' gradients as a matrix `[num_heads, n]`; zeros where there is none."""
-    found = []
-    for variable, gradients in zip(network.variables.encoder, zip(*rows)):
-        zero = tf.zeros(tensor_variable(variable).shape, tf.float32)
-        matrix = as_rows([zero if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients])
-        if matrix is not None:
-            found.append(matrix.values)
-    return found
+def _dense_rows(variable: tf.Variable, gradients: Sequence[Gradient]) -> tf.Tensor:
+    """`[heads, n]`: the heads' gradients of an encoder variable; zeros where there is none."""
+    zero = tf.zeros(tensor_variable(variable).shape)
+    dense = [zero if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients]
+    return tf.stack([tf.reshape(each, [-1]) for each in dense])
 
 
 def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_heads: int) -> tf.Tensor:
@@ -130,3 +99,77 @@ def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
         elements = tf.cast(tf.cumsum(present, axis=1, reverse=True) > 0, tf.float32)
     num_rows = tf.cast(tf.shape(present)[0], tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(present), tf.maximum(tf.reduce_sum(elements), num_rows))
+
+
+def _ranges(network: Network, batch: Batch, labels: Sequence[Labels | None]) -> tf.Tensor:
+    """`[heads, 4]`: the smallest and the largest prediction of a batch, and sum of a row of them; NaN without labels."""
+    representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
+    found = [tf.fill([4], float("nan")) for _ in network.heads]
+    for k, (head, of_head) in enumerate(zip(network.heads, labels)):
+        if of_head is not None:
+            predictions = tf.cast(head.predict(representation, of_head.targets, training=False), tf.float32)
+            both = predictions, tf.reduce_sum(predictions, axis=-1)
+            found[k] = tf.stack([extreme(values) for values in both for extreme in (tf.reduce_min, tf.reduce_max)])
+    return tf.stack(found)
+
+
+def _measurements(
+    spec: UpdateSpec,
+    names: Sequence[str],
+    raw: dict[str, np.ndarray],
+    of_sums: np.ndarray,
+    labels: Sequence[Sequence[Labels | None]],
+) -> Diagnosis:
+    """The statistics of raw measurements, with batches along the first axis, and of each head's labels by batch.
+
+    Args:
+        spec: How updates are computed.
+        names: The encoder's layers with trainable variables.
+        raw: What is measured in each batch; gradients as their inner products.
+        of_sums: `[heads, heads]` inner products of the parameters' gradients, summed over batches.
+        labels: For each head, its labels in each batch.
+    """
+    counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
+    gramians = {"representation": raw["representation"], "parameters": raw["layers"].sum(axis=1)}
+    by_layer = {name: raw["layers"][:, i] for i, name in enumerate(names)}
+    low, high = np.fmin.reduce(raw["ranges"], axis=0), np.fmax.reduce(raw["ranges"], axis=0)
+    predicted = np.stack([low[:, 0], high[:, 1], low[:, 2], high[:, 3]], axis=1)
+    heads = zip(spec.network.heads, spec.predictions, labels, predicted)
+    constants = [constant_predictions(head, each.spec, *of_head) for head, each, *of_head in heads]
+    constant_losses, label_means, label_deviations, scalable = (np.array(each) for each in zip(*constants))
+    with np.errstate(all="ignore"):
+        losses = raw["losses"].sum(axis=0) / counts.sum(axis=0)
+        weights = np.where(trained, raw["weights"], 0).sum(axis=0) / trained.sum(axis=0)
+        removed = np.where((constant_losses > 0) & (losses >= 0), 1 - losses / constant_losses, np.nan)
+        ratios = raw["after"] / raw["before"]
+        lengths = np.sqrt(np.diagonal(of_sums))
+        mean_cosines = of_sums / np.outer(lengths, lengths)
+    signal_to_noise, has_signal = signal_of(gramians["parameters"], of_sums, trained)
+    is_clear = has_signal | np.isnan(signal_to_noise)
+    stages = [(~np.isfinite(removed), "unknown"), (removed > _ALMOST_ALL, "done"), (removed < _LEARNED, "untrained")]
+    progress = np.select(*zip(*stages), np.where(is_clear, "learning", "noisy"))
+    squares = [np.diagonal(products, axis1=1, axis2=2) for products in gramians.values()]
+    return Diagnosis(
+        heads=tuple(head.name for head in spec.network.heads),
+        batches=len(trained),
+        losses=losses,
+        constant_losses=constant_losses,
+        progress=tuple(progress.tolist()),
+        weights=weights,
+        labelled=(raw["labelled"] * raw["examples"][:, None]).sum(axis=0) / max(raw["examples"].sum(), 1),
+        label_means=label_means,
+        label_deviations=label_deviations,
+        scalable=scalable,
+        reads=tuple(tuple(each.leaves) for each in spec.predictions),
+        norms={level: root_mean_squares(products, trained) for level, products in gramians.items()},
+        spreads={level: cosines_of(products) for level, products in gramians.items()},
+        mean_cosines=mean_cosines,
+        signal_to_noise=signal_to_noise,
+        has_signal=has_signal,
+        layer_norms={name: root_mean_squares(products, trained) for name, products in by_layer.items()},
+        layer_cosines={name: cosines_of(products) for name, products in by_layer.items()},
+        update_norm=float(raw["before"].mean()),
+        clipped=float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan"),
+        predicted=predicted,
+        finite=np.isfinite([raw["losses"], *squares]).all(axis=(0, 1)),
+    )

@@ -1,4 +1,4 @@
-"""From raw measurements of batches to norms, shares, cosines with their spread, and the ratio of signal to noise."""
+"""From inner products of gradients to norms, cosines with their spread, and the ratio of signal to noise."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ class Cosines(NamedTuple):
 
 
 def root_mean_squares(gramians: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """`[heads]`: the root mean square of each head's norm over the batches that train it; NaN if none does.
-
-    Args:
-        gramians: `[batches, heads, heads]`.
-        trained: `[batches, heads]` booleans.
-    """
+    """`[heads]`: the root mean square of each head's norm over the batches that train it; NaN if none does."""
     squares = np.where(trained, np.diagonal(gramians, axis1=1, axis2=2), 0.0)
     with np.errstate(all="ignore"):
         return np.sqrt(squares.sum(axis=0) / trained.sum(axis=0))
@@ -68,28 +63,15 @@ def _student(degrees: np.ndarray) -> np.ndarray:
     return np.where(n == 1, 12.7062, np.where(n == 2, 4.30265, series))
 
 
-class Signal(NamedTuple):
-    """How much of a head's gradient is the same in every batch, `[heads]` each; NaN for fewer than two batches.
-
-    Attributes:
-        to_noise: The squared norm of the mean gradient over the variance of the gradient of one batch, without bias.
-        is_clear: Whether the mean gradient is larger than what noise alone would leave of it.
-    """
-
-    to_noise: np.ndarray
-    is_clear: np.ndarray
-
-
-def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) -> Signal:
-    """Separates the mean gradient from the noise of batches.
+def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Separates the mean gradient from the noise of batches, from inner products of gradients and of their sums.
 
     With `n` batches, `S` the mean of `|g|^2` and `M = |mean g|^2`, the variance of one batch's gradient is
     `V = n / (n - 1) (S - M)`, and the squared norm of the true mean gradient is `M - V / n`.
 
-    Args:
-        gramians: `[batches, heads, heads]` inner products of the gradients of all parameters.
-        of_sums: `[heads, heads]` the same of the sums over batches.
-        trained: `[batches, heads]` booleans.
+    Returns:
+        `[heads]` each: the squared norm of the true mean gradient over `V`, NaN for fewer than two batches; and whether the
+        mean gradient is larger than what noise alone would leave of it.
     """
     with np.errstate(all="ignore"):
         n = trained.sum(axis=0).astype(float)
@@ -97,11 +79,4 @@ def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) ->
         square_of_mean = np.diagonal(of_sums) / n**2
         variance = np.where(n > 1, n / (n - 1) * np.maximum(mean_square - square_of_mean, 0), np.nan)
         signal = np.maximum(square_of_mean - variance / n, 0)
-        return Signal(np.where(mean_square > 0, signal / variance, np.nan), signal > variance / n)
-
-
-def cosines_of_means(of_sums: np.ndarray) -> np.ndarray:
-    """`[heads, heads]`: the cosines of the mean gradients; NaN for a head without a gradient."""
-    with np.errstate(all="ignore"):
-        norms = np.sqrt(np.diagonal(of_sums))
-        return of_sums / np.outer(norms, norms)
+        return np.where(mean_square > 0, signal / variance, np.nan), signal > variance / n

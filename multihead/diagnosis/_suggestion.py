@@ -1,4 +1,4 @@
-"""What `compile` should be given: a floor for the heads' gradients, and scalings of targets."""
+"""Which heads can be compared and which starve; and what `compile` should be given for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 
 from multihead import balancing
+from multihead._ground.layers import ends_in_scaling
 from multihead._update.spec import UpdateSpec
-from multihead.diagnosis._report import Diagnosis
+from multihead.diagnosis import Diagnosis
 
 FLOOR = balancing.NormFloor().floor
 """The part of the largest gradient below which `NormFloor()` scales a gradient up."""
-
-FEW = 0.1
-"""The fraction of labelled elements below which a head has few labels."""
 
 _RAW = 10.0
 """Labels with a deviation above this, or below one divided by it, are in raw units."""
@@ -31,42 +29,10 @@ def comparable(found: Diagnosis) -> np.ndarray:
     return np.flatnonzero(np.isfinite(norms) & (norms > 0) & (found.norms["parameters"] > 0) & found.finite)
 
 
-def largest(found: Diagnosis) -> int:
-    """The position of the head with the largest gradient."""
-    usable, norms = comparable(found), found.norms[level_of(found)]
-    return int(usable[np.argmax(norms[usable])])
-
-
 def starved(found: Diagnosis) -> list[int]:
     """The heads whose gradients `NormFloor()` would scale up."""
     usable, norms = comparable(found), found.norms[level_of(found)]
     return [int(k) for k in usable if norms[k] < FLOOR * norms[usable].max()]
-
-
-def in_raw_units(found: Diagnosis, k: int) -> bool:
-    """Whether a head predicts numbers that are far from mean 0 and standard deviation 1."""
-    mean, deviation = abs(found.label_means[k]), found.label_deviations[k]
-    is_raw = deviation > _RAW or 0 < deviation < 1 / _RAW or mean > 5 * max(deviation, 1.0)
-    return bool(is_raw and not found.rescales[k])
-
-
-def to_scale(found: Diagnosis) -> dict[str, str]:
-    """By head, the `target_scaling` that brings labels in raw units to unit scale, of heads that have not learned yet."""
-    heads = enumerate(found.heads)
-    is_new = [progress in ("untrained", "unknown") for progress in found.progress]
-    return {head: "standardize" for k, head in heads if in_raw_units(found, k) and found.scalable[k] and is_new[k]}
-
-
-def suggest(found: Diagnosis, spec: UpdateSpec) -> dict[str, Any]:
-    """Keyword arguments for `compile`; no balancer where methods are configured that it would replace."""
-    suggestion: dict[str, Any] = {}
-    if to_scale(found):
-        suggestion["target_scaling"] = to_scale(found)
-    if starved(found) and spec.weighting is None and spec.balancer is None:
-        suggestion["balancer"] = balancing.NormFloor()
-        if level_of(found) == "parameters":
-            suggestion["balance_at"] = "parameters"
-    return suggestion
 
 
 def speeds(found: Diagnosis, floor: float = 0.0) -> np.ndarray:
@@ -80,7 +46,26 @@ def speeds(found: Diagnosis, floor: float = 0.0) -> np.ndarray:
     return np.asarray(targets / np.linalg.norm(targets))
 
 
-def explained(found: Diagnosis) -> np.ndarray:
-    """`[heads]`: the part of the loss of a constant prediction that a head has removed; NaN if unknown."""
-    with np.errstate(all="ignore"):
-        return 1 - found.losses / np.where(found.constant_losses > 0, found.constant_losses, np.nan)
+def in_raw_units(found: Diagnosis, spec: UpdateSpec) -> list[int]:
+    """The heads that predict numbers far from mean 0 and deviation 1, and do not end in a layer that brings them there."""
+    means, deviations = np.abs(found.label_means), found.label_deviations
+    is_raw = (deviations > _RAW) | ((deviations > 0) & (deviations < 1 / _RAW)) | (means > 5 * np.maximum(deviations, 1.0))
+    return [k for k, head in enumerate(spec.network.heads) if is_raw[k] and not ends_in_scaling(head.module)]
+
+
+def to_scale(found: Diagnosis, spec: UpdateSpec) -> list[int]:
+    """Those of them that have not learned yet, and whose labels a `target_scaling` can bring to unit scale."""
+    is_new = [progress in ("untrained", "unknown") for progress in found.progress]
+    return [k for k in in_raw_units(found, spec) if found.scalable[k] and is_new[k]]
+
+
+def suggest(found: Diagnosis, spec: UpdateSpec) -> dict[str, Any]:
+    """Keyword arguments for `compile`; no balancer where methods are configured that it would replace."""
+    suggestion: dict[str, Any] = {}
+    if to_scale(found, spec):
+        suggestion["target_scaling"] = {found.heads[k]: "standardize" for k in to_scale(found, spec)}
+    if starved(found) and spec.weighting is None and spec.balancer is None:
+        suggestion["balancer"] = balancing.NormFloor()
+        if level_of(found) == "parameters":
+            suggestion["balance_at"] = "parameters"
+    return suggestion

@@ -26,7 +26,10 @@ STAGES = [
     {"__init__"},
 ]
 PROJECTIONS = {"_query_dense", "_key_dense", "_value_dense", "_output_dense"}
-PRIVATE = {"_recurrent.py": {"_could_use_gpu_kernel", "_build_from_signature", *PROJECTIONS}}
+PRIVATE = {
+    "_recurrent.py": {"_could_use_gpu_kernel", "_build_from_signature", *PROJECTIONS},
+    "crf_tagger.py": {"_keras_mask"},
+}
 """Keras's private names, by the file that uses them."""
 
 

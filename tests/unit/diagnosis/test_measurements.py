@@ -71,9 +71,9 @@ def test_signal_and_intervals_of_random_gradients():
     true = np.array([[1.0] * 50, [0.0] * 50])
     rows = true + rng.normal(size=(400, 2, 50))
     products = rows @ rows.transpose(0, 2, 1)
-    signal = signal_of(products, rows.sum(axis=0) @ rows.sum(axis=0).T, np.ones((400, 2), bool))
-    np.testing.assert_allclose(signal.to_noise, [1.0, 0.0], atol=0.05)
-    assert signal.is_clear[0]
+    to_noise, is_clear = signal_of(products, rows.sum(axis=0) @ rows.sum(axis=0).T, np.ones((400, 2), bool))
+    np.testing.assert_allclose(to_noise, [1.0, 0.0], atol=0.05)
+    assert is_clear[0]
     one = cosines_of(products[:1])
     assert np.isnan(one.low).all() and np.isfinite(one.mean).all()
     few = cosines_of(products[:3])
