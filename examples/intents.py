@@ -178,11 +178,10 @@ def body(session: Session) -> None:
         if len(table) == 1:
             model.export(session.folder / "export" / "request")
             session.say(f"wrote {session.folder / 'export'}")
-    rows = [["mean", *np.mean(table, axis=0)], ["deviation", *np.std(table, axis=0, ddof=len(table) > 1)]]
+    found = {"mean": np.mean(table, axis=0), "deviation": np.std(table, axis=0, ddof=len(table) > 1)}
+    rows = [[name, *(f"{each:.4f}" for each in values)] for name, values in found.items()]
     title = f"{len(train)} requests to train on, {len(dev)} not, {updates} updates, seeds: {len(table)}"
-    session.table(
-        title, ["", *COLUMNS], [[name, *(f"{each:.4f}" for each in values)] for name, *values in rows[: len(table)]]
-    )
+    session.table(title, ["", *COLUMNS], rows[: len(table)])
 
 
 COLUMNS = ("slot F1", "intent accuracy", "sentence accuracy", "seconds")
