@@ -40,9 +40,8 @@ class Reader:
 
     def __init__(self, texts: Sequence[str]) -> None:
         said = self.words_of(texts).flat_values
-        counts = collections.Counter(self.bare(said).numpy().tolist())
-        known = [word.decode() for word, _ in counts.most_common()]
-        self.word = keras.layers.StringLookup(vocabulary=known, mask_token="")
+        counts = collections.Counter(word.decode() for word in self.bare(said).numpy())
+        self.word = keras.layers.StringLookup(vocabulary=[word for word, _ in counts.most_common()], mask_token="")
         letters = sorted({*tf.strings.reduce_join(said).numpy().decode()})
         self.letter = keras.layers.StringLookup(vocabulary=letters, mask_token="")
         self.first_rare = 2 + sum(count > 1 for count in counts.values())  # ids of words that were seen once begin here
@@ -175,11 +174,11 @@ def body(session: Session) -> None:
             model.fit(train, updates, seed, advance)
         table.append([*model.scores(dev), time.monotonic() - started])
         session.say(f"seed {seed}: " + ", ".join(f"{name} {value:.4f}" for name, value in zip(COLUMNS, table[-1])))
-        if len(table) == 1:
+        if seed == session.seed:
             model.export(session.folder / "export" / "request")
-            session.say(f"wrote {session.folder / 'export'}")
-    found = {"mean": np.mean(table, axis=0), "deviation": np.std(table, axis=0, ddof=len(table) > 1)}
-    rows = [[name, *(f"{each:.4f}" for each in values)] for name, values in found.items()]
+    found = [("mean", np.mean(table, axis=0)), ("deviation", np.std(table, axis=0, ddof=len(table) > 1))]
+    rows = [[name, *(f"{each:.4f}" for each in values)] for name, values in found]
+    session.say(f"wrote {session.folder / 'export'}")
     title = f"{len(train)} requests to train on, {len(dev)} not, {updates} updates, seeds: {len(table)}"
     session.table(title, ["", *COLUMNS], rows[: len(table)])
 
