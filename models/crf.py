@@ -67,7 +67,7 @@ def allowed_transitions(tags: Sequence[str], scheme: str = "IOB") -> Allowed:
         ValueError: `scheme` is neither, or a tag is not one of the scheme's.
 
     Example:
-        >>> crf.allowed_transitions(["O", "B-city", "I-city"]).transitions[0]
+        >>> allowed_transitions(["O", "B-city", "I-city"]).transitions[0]
         array([ True,  True, False])
     """
     check_choice("scheme", scheme, SCHEMES)

@@ -284,15 +284,6 @@ def _of_tables(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def check_price_alone(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exits if additional heads are requested, for programs without them."""
-    of_tables = _of_tables(options)
-    for name in ("label", "number", "tags"):
-        if value := of_tables[name]:
-            rule = "must name one column" if name == "label" else "must be omitted"
-            parser.error(f"`--{name}` {rule}: this program has no heads except reply and price. Received: {value!r}.")
-
-
 class _HelpFormatter(argparse.HelpFormatter):
     """Adds the default to the help texts."""
 

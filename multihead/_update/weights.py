@@ -120,15 +120,17 @@ class Losses:
         given: The argument.
         factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights.
         total: This replica's contribution to the total loss, without added losses.
+        regularizer: The part of the total that does not depend on the losses, or None.
         weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
     """
 
     def __init__(self, given: LossWeights, sums: tf.Tensor) -> None:
         self.given, self._sums = given, sums
-        self._by_weighting = self.factors = None
+        self._by_weighting = self.factors = self.regularizer = None
         if given.weighting is None:
             self.total, self.weights = tf.reduce_sum(given.per_element * sums), given.fixed
             return
+        self.regularizer = given.weighting.regularizer(given.meeting)  # now: an update changes what it reads
         self._means = given.mean_losses(sums)
         self._weighted = given.times_means(self._means)
         known = {"active": given.active, "meeting": given.meeting, "step": given.step}
@@ -145,11 +147,6 @@ class Losses:
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
         return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
-
-    @property
-    def regularizer(self) -> tf.Tensor | None:
-        """The part of the total that does not depend on the losses, or None."""
-        return None if self.given.weighting is None else self.given.weighting.regularizer(self.given.meeting)
 
     def learned(self, norms: tf.Tensor | None) -> list[Any]:
         """The gradients of the weighting's variables.

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score
 
-from benchmarks import linear_baseline, restaurants
 from examples._command_line import InputError
 from examples.seq2seq_price import columns, command
 from examples.seq2seq_price.batches import build_vocabulary, standardize_source, vectorizer
@@ -249,14 +248,3 @@ def test_options_that_do_not_fit_together(arguments, message, capsys):
         command.parse(arguments)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("program", [linear_baseline, restaurants], ids=lambda module: module.__name__)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--label", "a", "b"], "`--label` must name one column"), (["--number", "a"], "`--number` must be omitted")],
-)
-def test_benchmarks_have_no_additional_heads(program, arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        program.main(["--train", "x", "--dev", "x", *arguments])
-    assert message in capsys.readouterr().err

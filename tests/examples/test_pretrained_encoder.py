@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import keras
 import numpy as np
 import pytest
 
-from benchmarks import pretrained_encoder as benchmark
 from examples import pretrained_encoder as program
 from examples._backbones import NO_LABEL, backbone_from_config, encoder_of, what_keras_it_needs
 from examples._command_line import InputError
 from examples._orders import draw_rows
-from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.programs
 on_keras_3 = pytest.mark.skipif(what_keras_it_needs() is not None, reason="KerasHub needs Keras 3")
-PAGE = ROOT / "docs" / "howto" / "keras_hub.md"
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +42,12 @@ def trained(way, start, rows, updates=2):
 @pytest.mark.addons
 def test_on_keras_2_it_says_so_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr(keras, "__version__", "2.15.0")
-    for main in (program.main, benchmark.main):
-        assert main([]) == 2
-        assert re.fullmatch(
-            r"(examples|benchmarks)\.pretrained_encoder: error: needs Keras 3, as KerasHub does\. Received: Keras 2\.15\.0\. "
-            r"Run it in .*\n",
-            capsys.readouterr().err,
-        )
+    assert program.main([]) == 2
+    assert re.fullmatch(
+        r"examples\.pretrained_encoder: error: needs Keras 3, as KerasHub does\. Received: Keras 2\.15\.0\. "
+        r"Run it in .*\n",
+        capsys.readouterr().err,
+    )
 
 
 @on_keras_3
@@ -160,35 +155,3 @@ def test_the_program(hub, ways, eager_updates, tmp_path, capsys, monkeypatch):
     assert all(way in said for way in [*ways, "with a new head"])
     loaded, exported = re.search(r"difference of predictions: (\S+) after loading, (\S+) from the export", said).groups()
     assert float(loaded) < 1e-5 and float(exported) < 1e-5
-
-
-@on_keras_3
-@pytest.mark.thorough
-def test_the_benchmark_goes_on_where_it_stopped(hub, eager_updates, tmp_path, capsys):
-    output = tmp_path / "lines.jsonl"
-    sizes = ["--orders", "50", "--texts", "60", "--held-out", "30", "--seeds", "1", "--updates", "1", "--pretraining", "1"]
-    asked = [*sizes, "--size", "8", "--output", str(output)]
-    assert benchmark.main(asked) == 0
-    lines = benchmark.read(output)
-    assert [line["way"] for line in lines] == list(program.WAYS)
-    output.write_text("".join(json.dumps(line) + "\n" for line in lines[1:]), encoding="utf-8")
-    assert benchmark.main(asked) == 0
-    again = benchmark.read(output)
-    assert again[-1] == lines[0] and len(again) == len(lines)
-    assert f"| frozen | 0 | {lines[1]['price']:.3f} |" in capsys.readouterr().out
-
-
-def test_the_table_of_the_page_is_that_of_the_lines():
-    text = PAGE.read_text(encoding="utf-8")
-    lines = benchmark.read(benchmark.RESULTS)
-    assert bool(lines) == ("ways: begin" in text)
-    assert benchmark.with_table(text, lines) == text
-
-
-def test_the_table_is_written_between_its_marks():
-    line = {"orders": 500, "way": "frozen", "trained": 0, "price": 0.25, "tags": 0.5}
-    found = benchmark.with_table(
-        "a\n\n<!-- ways: begin -->\nold\n<!-- ways: end -->\n\nb\n", [line, {**line, "price": 0.75}]
-    )
-    assert "| frozen | 0 | 0.500 ± 0.354 | 0.500 ± 0.000 |\n" in found and "old" not in found
-    assert found.startswith("a\n\n<!-- ways: begin -->\n\n| encoder |") and found.endswith("\n\n<!-- ways: end -->\n\nb\n")
