@@ -85,8 +85,8 @@ def _check_pair(head: NamedHead, terms: Callable[[Any], Any], one: Any, other: A
     mixed = tf.nest.map_structure(_mixed, one, other)
     with suppress(Exception):  # a loss need not take any rows
         halves = ((0, 3), (3, 8)) if loss.is_total else ((0, 4),)
-        parts = [terms(tf.nest.map_structure(lambda rows, a=a, b=b: rows[a:b], one)) for a, b in halves]
-        parts = [terms(one), *([] if loss.is_total else [terms(mixed)]), *parts]
+        whole = [terms(one), *([] if loss.is_total else [terms(mixed)])]
+        parts = [*whole, *(terms(tf.nest.map_structure(lambda rows, a=a, b=b: rows[a:b], one)) for a, b in halves)]
     triples = zip(*parts) if parts else ()
     if loss.is_total and any(_differ(whole, first + second, 1e-3) for whole, first, second in triples):
         raise ValueError(
