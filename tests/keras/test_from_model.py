@@ -218,14 +218,12 @@ def applications():
     return {name: each for name, each in found.items() if "include_top" in inspect.signature(each).parameters}
 
 
-QUICK = ("MobileNetV3Small",)
 TOO_LARGE = ("NASNetLarge", "EfficientNetB7", "EfficientNetB6", "EfficientNetV2L", "ConvNeXtXLarge", "ConvNeXtLarge")
 """With a copy of their weights, these need more memory than a test should."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in sorted(applications())]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(applications()))
 def test_models_of_keras_with_two_heads(name):
     if name in TOO_LARGE:
         pytest.skip("too large for a test")

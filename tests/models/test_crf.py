@@ -394,6 +394,7 @@ def test_it_learns_and_is_saved_and_exported(tmp_path):
     np.testing.assert_array_equal(served["slots"], expected)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_it_trains_in_mixed_precision(policy):
     words, tags = sentences()
