@@ -41,7 +41,7 @@ class SpanF1(keras.metrics.Metric):
         super().__init__(name=name, **options)
         self.tags = list(tags)
         kinds = [tag[2:] for tag in tags]
-        self._kinds = np.array([sorted({"", *kinds}).index(kind) for kind in kinds], "int32")
+        self._kinds = np.unique(["", *kinds], return_inverse=True)[1][1:].astype("int32")  # 0 outside of spans
         self._opens, self._closes = (np.array([tag[:1] in set(marks) for tag in tags]) for marks in (OPEN, CLOSE))
         self._right, self._all = (self.add_weight(name=each, initializer="zeros") for each in ("right", "all"))
 

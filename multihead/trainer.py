@@ -285,8 +285,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
                 on to `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
-                encoder, or one encoder backward pass per head: see "How an update is computed".
+                update is that of the whole batch. With a balancer, each micro-batch costs one encoder backward pass per
+                head: see "How an update is computed".
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.

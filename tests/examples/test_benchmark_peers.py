@@ -11,19 +11,7 @@ import pytest
 from benchmarks.speed import _shared, peers
 from benchmarks.speed._peers_problem import PARAMETERS, PLAIN, Problem
 
-TICKING = """
-import sys, threading, time
-sys.stdout.write("ready\\n"); sys.stdout.flush()
-log = open(sys.argv[1], "w", buffering=1)
-def tick():
-    while True:
-        log.write(f"{time.clock_gettime(time.CLOCK_MONOTONIC)}\\n")
-        time.sleep(0.001)
-threading.Thread(target=tick, daemon=True).start()
-sys.stdin.read()
-"""
-"""A process with a thread that writes down when it runs."""
-SERVING = """
+TICK = """
 import json, sys, threading, time
 log = open(sys.argv[1], "w", buffering=1)
 def tick():
@@ -31,12 +19,25 @@ def tick():
         log.write(f"{time.clock_gettime(time.CLOCK_MONOTONIC)}\\n")
         time.sleep(0.001)
 threading.Thread(target=tick, daemon=True).start()
+"""
+"""A process with a thread that writes down when it runs."""
+TICKING = (
+    TICK
+    + """
+print("ready", flush=True)
+sys.stdin.read()
+"""
+)
+SERVING = (
+    TICK
+    + """
 print(json.dumps({"fake": "1"}), flush=True)
 for line in sys.stdin:
     start = time.clock_gettime(time.CLOCK_MONOTONIC)
     time.sleep(0.2)
     print(json.dumps([start, time.clock_gettime(time.CLOCK_MONOTONIC)]), flush=True)
 """
+)
 """The same, which replies to requests with when it began and ended."""
 
 
