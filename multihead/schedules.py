@@ -8,7 +8,7 @@ forward and backward pass are not computed, and it does not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import keras
 import numpy as np
@@ -17,6 +17,7 @@ import tensorflow as tf
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.random import uniform
 from multihead._ground.tensors import where
+from multihead._ground.types import Config
 from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
 from multihead._method import Method, Observation
 
@@ -78,7 +79,7 @@ class Schedule(Method):
         """The number of heads, after `bind` has been called."""
         return len(self.head_names or ())
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return self._options()
 
@@ -250,12 +251,12 @@ class WhileConflicting(Schedule):
         mean.assign(where(seen, blended, mean))
         observations.assign_add(tf.cast(seen, tf.int64))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         turns = None if self._turns is None else dict(self._turns.turns)
         return {**super().get_config(), "turns": turns}
 
 
-def _checked_turns(turns: Any, check: Callable[[str, Any], Number]) -> dict[str, Number]:
+def _checked_turns(turns: object, check: Callable[[str, object], Number]) -> dict[str, Number]:
     """Turns by head name; raises `ValueError` if they are no mapping, or one fails the check."""
     if not isinstance(turns, Mapping) or not turns:
         raise ValueError(

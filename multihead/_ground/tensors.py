@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from multihead._ground.types import Gradient, Nested, Tensor
+from multihead._ground.types import Function, Gradient, Nested, Tensor
+
+State = TypeVar("State")
 
 
 def in_xla() -> bool:
     """Whether the graph that is traced, or one around it, will be compiled by XLA."""
-    graph: Any = tf.compat.v1.get_default_graph()
+    graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         context = graph._get_control_flow_context()
         while context is not None:
@@ -26,16 +28,17 @@ def in_xla() -> bool:
     return False
 
 
-def one_after_another(step: Callable[[Any, tf.Tensor], Any], state: Any, orders: tf.Tensor) -> Any:
+def one_after_another(step: Callable[[State, tf.Tensor], State], state: State, orders: tf.Tensor) -> State:
     """`step(state, others)` for each row of `orders`: unrolled for few heads, which is faster, otherwise a loop."""
     count = int(orders.shape[0])
     if count < 16:
         for others in tf.unstack(orders):
             state = step(state, others)
         return state
-    return tf.while_loop(
+    found: State = tf.while_loop(
         lambda index, _: index < count, lambda index, state: (index + 1, step(state, orders[index])), (tf.constant(0), state)
     )[1]
+    return found
 
 
 def where(condition: Tensor, then: Tensor, otherwise: Tensor) -> tf.Tensor:
@@ -84,8 +87,10 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
         present[:] = before
 
 
-def _in_functions_only(callback: Callable[..., Any]) -> Callable[..., Any]:
-    def called(op_type: Any, inputs: Nested, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
+def _in_functions_only(callback: Function) -> Function:
+    def called(
+        op_type: str | bytes, inputs: Nested, attrs: object, outputs: Nested, op_name: object = None, graph: object = None
+    ) -> Nested:
         name = op_type.decode() if isinstance(op_type, bytes) else op_type
         if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
             return None
@@ -186,7 +191,7 @@ def size(gradient: Gradient) -> tf.Tensor:
     return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
 
 
-def with_none(present: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
+def with_none(present: Sequence[Nested], *, like: Sequence[object]) -> list[Nested]:
     """A list with None where another has None, and what is present at the other places."""
     left = iter(present)
     return [None if each is None else next(left) for each in like]

@@ -9,16 +9,19 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import in_xla
-from multihead._ground.types import Layer
+from multihead._ground.types import Function, Layer
+
+Key = TypeVar("Key")
+Choice = TypeVar("Choice")
 
 
-def nearest(given: Any, known: Iterable[Any]) -> Any:
+def nearest(given: object, known: Iterable[Key]) -> Key | None:
     """The known name that a misspelt one was probably meant to be; None if none is similar.
 
     Capitals, hyphens and underscores do not count.
@@ -28,19 +31,19 @@ def nearest(given: Any, known: Iterable[Any]) -> Any:
     return by_text[close[0]] if close else None
 
 
-def plain(name: Any) -> str:
+def plain(name: object) -> str:
     """A name without capitals, hyphens and underscores."""
     return str(name).replace("_", "").replace("-", "").lower()
 
 
-def did_you_mean(given: Iterable[Any], known: Iterable[Any], otherwise: str) -> str:
+def did_you_mean(given: Iterable[object], known: Iterable[object], otherwise: str) -> str:
     """The last sentence of a message: the known name nearest to a given, unknown one, or else what to do instead."""
     known = list(known)
     found = [near for near in (nearest(name, known) for name in given) if near is not None]
     return f"Did you mean {found[0]!r}?" if found else otherwise
 
 
-def names_known_to(get: Callable[[str], Any], module: Layer) -> list[str]:
+def names_known_to(get: Function, module: Layer) -> list[str]:
     """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once."""
     found: dict[str, None] = {}
     for name, each in vars(module).items():
@@ -52,7 +55,7 @@ def names_known_to(get: Callable[[str], Any], module: Layer) -> list[str]:
     return [*sorted(found), *(name for name in abbreviations if name not in found)]
 
 
-def _is_known(get: Callable[[str], Any], name: str) -> bool:
+def _is_known(get: Function, name: str) -> bool:
     try:
         return callable(get(name))
     except (ValueError, TypeError, KeyError):
@@ -65,14 +68,14 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
 
 
-def quoted(names: Iterable[Any], most: int | None = None) -> str:
+def quoted(names: Iterable[object], most: int | None = None) -> str:
     """Formats names as a list: `'a', 'b'`, or `none`."""
     shown = [repr(name) for name in names]
     hidden = 0 if most is None else max(len(shown) - most, 0)
     return ", ".join(shown[:most]) + (f" and {hidden} others" if hidden else "") or "none"
 
 
-def check_positive_whole(argument: str, value: Any) -> int:
+def check_positive_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
         raise ValueError(
@@ -81,7 +84,7 @@ def check_positive_whole(argument: str, value: Any) -> int:
     return int(value)
 
 
-def check_positive(argument: str, value: Any) -> float:
+def check_positive(argument: str, value: object) -> float:
     """Returns `value` as a float if it is a finite number above 0, else raises `ValueError`."""
     if not is_number(value) or value <= 0:
         raise ValueError(
@@ -90,14 +93,14 @@ def check_positive(argument: str, value: Any) -> float:
     return float(value)
 
 
-def check_whole(argument: str, value: Any) -> int:
+def check_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number, else raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, for example, 0.")
     return int(value)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite real number and not a boolean."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
 
@@ -107,7 +110,7 @@ def as_python(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
-def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
+def check_choice(argument: str, value: Choice, choices: Sequence[Choice]) -> Choice:
     """Returns `value` if it is one of `choices`; otherwise raises a `ValueError` that lists them."""
     if value not in choices:
         hint = did_you_mean([value], choices, "Pass one of these.")
@@ -138,7 +141,7 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
 
 
 def check_between(
-    argument: str, value: Any, low: float, high: float, *, with_low: bool = True, with_high: bool = True
+    argument: str, value: object, low: float, high: float, *, with_low: bool = True, with_high: bool = True
 ) -> float:
     """Returns `value` as a float if it is a number between two others, else raises `ValueError`."""
     number = float(value) if is_number(value) else float("nan")
@@ -154,7 +157,7 @@ def check_between(
     return number
 
 
-def check_dense(argument: str, value: Any) -> None:
+def check_dense(argument: str, value: object) -> None:
     """Checks that targets or weights, or their spec, are a dense tensor of numbers of a known rank.
 
     Raises:
@@ -179,7 +182,7 @@ def check_dense(argument: str, value: Any) -> None:
         )
 
 
-def check_pattern(argument: str, pattern: Any) -> None:
+def check_pattern(argument: str, pattern: str) -> None:
     """Checks that a key of a dict is a regular expression."""
     try:
         re.compile(pattern)
@@ -190,7 +193,7 @@ def check_pattern(argument: str, pattern: Any) -> None:
         ) from error
 
 
-def check_found(argument: str, values: Mapping[str, Any], paths: Sequence[str]) -> None:
+def check_found(argument: str, values: Mapping[str, object], paths: Sequence[str]) -> None:
     """Checks that each pattern is found in a path; warns of one that decides nothing, because others come before it."""
     found = {pattern: [path for path in paths if re.search(pattern, path)] for pattern in values}
     absent = [pattern for pattern in found if not found[pattern]]
@@ -234,7 +237,7 @@ _OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error c
 _WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
 
 
-def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[tf.Tensor]:
+def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor]]) -> list[tf.Tensor]:
     """Raises an error unless a condition holds. A graph compiled by XLA continues: XLA has no errors.
 
     A graph computes the message in any case: one operation that asserts is cheaper than a condition around it.

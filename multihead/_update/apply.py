@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from multihead._ground.optimizers import (
 )
 from multihead._ground.replicas import assign, local
 from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._ground.types import Gradient, Nested, Optimizer, Tensor, Variable
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
 from multihead._update.scale import apply_scaled
@@ -39,7 +40,7 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
     return replace(update, clipped=clipped)
 
 
-def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
+def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
     """Applies a clipped update once, or skips it completely if a loss or gradient is not finite, or there is none.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
@@ -67,7 +68,9 @@ def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Ten
     seen = (finite, trains_any, applies, update.step, update.broken, adapted_loss_scale(optimizer), batch)
 
     @as_is
-    def apply_or_skip(strategy: Any, gradients: Any, active: Any, seen: Any, data: Any, saved: Any) -> None:
+    def apply_or_skip(
+        strategy: tf.distribute.Strategy, gradients: Nested, active: Tensor, seen: Nested, data: Nested, saved: Nested
+    ) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
         seen = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)
         finite, trains_any, applies, step, broken, scale, batch = seen
@@ -101,16 +104,16 @@ def _may_stay(spec: UpdateSpec, update: Change) -> Groups:
     return [(owners, group) for owners, group in spec.groups if len(owners) < num_heads and not always & set(owners)]
 
 
-def _as_variable(gradient: Any, variable: Any) -> Any:
+def _as_variable(gradient: Gradient, variable: Variable) -> Gradient:
     """A gradient in the dtype of its variable: balancing half precision, for one, gives float32."""
     return gradient if gradient.dtype == variable.dtype else map_values(lambda v: tf.cast(v, variable.dtype), gradient)
 
 
 def _apply_to_active(
-    strategy: Any,
+    strategy: tf.distribute.Strategy,
     spec: UpdateSpec,
-    optimizer: Any,
-    gradients: Any,
+    optimizer: Optimizer,
+    gradients: Sequence[Gradient],
     places: Sequence[int],
     groups: Groups,
     active: Sequence[tf.Tensor],

@@ -68,7 +68,7 @@ class Broken(NamedTuple):
         return Broken(*map(tf.logical_or, self, other))
 
 
-Data = Sequence[Any]
+Data = Sequence[Sequence[tf.Tensor]]
 """The floating-point tensors of an update's inputs, and those of its labels; see `Change.data`."""
 
 
@@ -158,9 +158,9 @@ class Faults:
         elif self._limit is not None:
             stop_unless(~(fault & (run >= self._limit)), lambda: self._in_numbers(step, run, found, broken))
 
-    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[Any]:
+    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[str | tf.Tensor]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""
-        parts: list[Any] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
+        parts: list[str | tf.Tensor] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
         parts += [
             " updates; data: ",
             data,
@@ -255,7 +255,7 @@ def _now(variable: tf.Variable) -> list[Any]:
     """The values of a variable, as Python knows them."""
     with tf.init_scope():
         values = tf.distribute.get_strategy().experimental_local_results(variable)
-        return tf.convert_to_tensor(values[0]).numpy().tolist()
+        return list(tf.convert_to_tensor(values[0]).numpy().tolist())
 
 
 def _not_finite(strategy: tf.distribute.Strategy, data: Data) -> tf.Tensor:

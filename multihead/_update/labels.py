@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,6 +12,7 @@ from multihead._ground import replicas
 from multihead._ground.calls import keras_mask, with_keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
+from multihead._ground.types import Nested, Tensor, Variable
 from multihead._update.batch import Batch, batch_size
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder
@@ -32,7 +33,7 @@ class Predictions(NamedTuple):
     spec: tf.TensorSpec
     masked: bool
     leaves: tuple[bool, ...]
-    read_by_loss: tuple[Any, ...] = ()
+    read_by_loss: tuple[Variable, ...] = ()
 
 
 def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
@@ -135,7 +136,7 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
         ]
 
 
-def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) -> list[Labels | None]:
+def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None]) -> list[Labels | None]:
     """Labels, with the counts of losses that return a sum and a count.
 
     A count is a function of the targets, so a graph computes nothing else of these calls, unless the predictions' shape is
@@ -150,7 +151,7 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
             if labels is None or not head.loss.has_count:
                 return labels
 
-            def count() -> list[Any]:
+            def count() -> list[tf.Tensor]:
                 read, given = rows_for(head, representation, labels)
                 return [head.count(given.targets, head.predict(read, given.targets, training=False), given.weights)]
 
@@ -161,13 +162,13 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
         return [counted(head, each) for head, each in zip(network.heads, labels)]
 
 
-def rows_for(head: NamedHead, representation: Any, labels: Labels) -> tuple[Any, Labels]:
+def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[Nested, Labels]:
     """A representation and labels as a head gets them: without the rows that have no label, if it couples rows."""
     if not head.loss.couples_rows:
         return representation, labels
     rows, size = labelled_rows(labels.weights), labels.weights.shape[0]
 
-    def gathered(tensor: Any) -> Any:
+    def gathered(tensor: Tensor) -> Tensor:
         # What has another number of rows, or none, belongs to no example: prototypes, for one.
         if not tf.is_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] != size:
             return tensor
@@ -210,7 +211,7 @@ def count_over_replicas(
     return local, reduced[:-1], reduced[-1]
 
 
-def measure(heads: Sequence[NamedHead], representation: Any, labels: Sequence[Labels | None]) -> None:
+def measure(heads: Sequence[NamedHead], representation: Nested, labels: Sequence[Labels | None]) -> None:
     """Updates the metrics of heads that are not trained; labels are None for a head without targets."""
     for head, of_head in zip(heads, labels):
         if of_head is not None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import graph_function
 from multihead._ground.tensors import added, computed_if, in_xla, with_none, zeros_like
+from multihead._ground.types import Function, Gradient, Nested, Tensor
 from multihead._update.batch import batch_size, merged_spec, open_batch_size, rows
 from multihead._update.labels import Labels
 
@@ -28,7 +29,7 @@ class MicroBatch(NamedTuple):
         measured: The labels of each head that is only measured.
     """
 
-    inputs: Any
+    inputs: Nested
     labels: list[Labels | None]
     measured: Sequence[Labels | None] = ()
 
@@ -58,7 +59,7 @@ class MicroBatches(Sequence[MicroBatch]):
         return MicroBatches([_copied(batch) for batch in self.batches], self.number)
 
 
-def _part(batch: MicroBatch, place: Any, number: int) -> MicroBatch:
+def _part(batch: MicroBatch, place: Tensor, number: int) -> Nested:
     """One of a number of parts of a batch, whose sizes differ by at most one."""
     if number == 1:
         return batch
@@ -66,17 +67,17 @@ def _part(batch: MicroBatch, place: Any, number: int) -> MicroBatch:
     return rows(batch, size * place // number, size * (place + 1) // number)
 
 
-def _copied(nest: Any) -> Any:
+def _copied(nest: Nested) -> Nested:
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
 
 
-def plus(first: Any, second: Any) -> Any:
+def plus(first: Nested, second: Nested) -> Nested:
     """The sum of two nests of gradients and tensors; None counts as zero."""
     sums = [added(a, b) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second))]
     return tf.nest.pack_sequence_as(first, sums)
 
 
-def accumulate(compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches, shapes: Any) -> Any:
+def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatches, shapes: Nested) -> Nested:
     """Sums the results of `compute` over micro-batches; each starts only after the previous one has been added.
 
     Args:
@@ -98,14 +99,21 @@ def accumulate(compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches
     return tf.nest.pack_sequence_as(shapes, sums)
 
 
-def _traced(compute: Callable[[Any], Any], shapes: Sequence[Any]) -> Any:
+def _traced(compute: Function, shapes: Sequence[tf.Tensor | None]) -> Nested:
     """From a micro-batch to the flat results of `compute`, which are zeros of some shapes if it has no examples."""
 
-    def compute_if_any(micro_batch: Any) -> list[Any]:
-        has_examples, in_branch = batch_size(micro_batch.inputs) > 0, lambda result: result
-        if in_xla():  # which compiles both branches for the actual sizes, with results of equal sizes
-            micro_batch, in_branch = tf.nest.map_structure(_with_a_row, micro_batch), _dense
-        return computed_if(has_examples, lambda: [in_branch(each) for each in tf.nest.flatten(compute(micro_batch))], shapes)
+    def compute_if_any(micro_batch: Nested) -> list[Gradient]:
+        has_examples, is_dense = batch_size(micro_batch.inputs) > 0, in_xla()
+        if is_dense:  # XLA compiles both branches for the actual sizes, with results of equal sizes
+            micro_batch = tf.nest.map_structure(_with_a_row, micro_batch)
+
+        def computed() -> list[Gradient]:
+            found = tf.nest.flatten(compute(micro_batch))
+            return [
+                tf.convert_to_tensor(each) if is_dense and isinstance(each, tf.IndexedSlices) else each for each in found
+            ]
+
+        return computed_if(has_examples, computed, shapes)
 
     if tf.executing_eagerly():
         return compute_if_any
@@ -113,7 +121,7 @@ def _traced(compute: Callable[[Any], Any], shapes: Sequence[Any]) -> Any:
     return graph_function(compute_if_any, reduce_retracing=True, experimental_attributes={"_noinline": True})
 
 
-def _with_a_row(tensor: Any) -> Any:
+def _with_a_row(tensor: Tensor) -> Tensor:
     """A tensor with a row of zeros if it has none: layers need not be able to compute without any."""
     if not tf.is_tensor(tensor) or not tensor.shape.rank:
         return tensor
@@ -122,27 +130,23 @@ def _with_a_row(tensor: Any) -> Any:
     return tf.ensure_shape(padded, [None, *tensor.shape[1:]])
 
 
-def _dense(gradient: Any) -> Any:
-    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _one_by_one(compute: Callable[[MicroBatch], list[Any]], micro_batches: Sequence[MicroBatch]) -> list[Any]:
+def _one_by_one(compute: Function, micro_batches: Sequence[MicroBatch]) -> list[Gradient]:
     """The sums, by one call after another; run eagerly, without the micro-batches that have no examples."""
     parts = list(micro_batches)
     if tf.executing_eagerly():
         parts = [part for part in parts if batch_size(part.inputs) > 0] or parts[:1]
-    sums: Any = None
+    sums: list[Gradient] = []
     for micro_batch in parts:
         with tf.control_dependencies(_components(sums)):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
             found = compute(_copied(micro_batch))
-        sums = found if sums is None else plus(sums, found)
+        sums = plus(sums, found) if sums else found
     return sums
 
 
-def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any]) -> list[Any]:
+def _in_a_loop(compute: Nested, micro_batches: MicroBatches, shapes: Sequence[tf.Tensor | None]) -> list[Gradient]:
     """The sums, by loops over batches that differ in nothing but their size: the graph holds one micro-batch of each."""
-    sums: list[Any] = [None] * len(shapes)
+    sums: list[Gradient] = [None] * len(shapes)
     number = micro_batches.number
     for batches in _by_spec(micro_batches.batches):
         spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
@@ -154,10 +158,10 @@ def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any])
     return sums
 
 
-def _plus_all(compute: Any, batches: _Stored, number: int, sums: list[Any]) -> list[Any]:
+def _plus_all(compute: Function, batches: _Stored, number: int, sums: list[Gradient]) -> list[Gradient]:
     """The sums with the results of the micro-batches of some batches, `number` of each."""
 
-    def add(place: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+    def add(place: tf.Tensor, present: list[Gradient]) -> tuple[tf.Tensor, list[Gradient]]:
         found = plus(with_none(present, like=sums), compute(_part(batches[place // number], place, number)))
         return place + 1, [each for each in found if each is not None]
 
@@ -173,7 +177,7 @@ def _plus_all(compute: Any, batches: _Stored, number: int, sums: list[Any]) -> l
     return with_none(present, like=sums)
 
 
-def _open_rows(gradient: Any) -> Any:
+def _open_rows(gradient: Gradient) -> Gradient:
     """The shapes that a sum has in a loop, where sparse gradients gain rows."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient.shape
@@ -185,7 +189,7 @@ def can_loop() -> bool:
     return not tf.executing_eagerly() and not in_xla()
 
 
-def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
+def each(compute: Function, nests: Sequence[Nested]) -> list[Nested]:
     """`compute` of each nest, as calls of one function where the graph allows it, so that the graph holds it once.
 
     Args:
@@ -198,15 +202,15 @@ def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
     return [in_graph(nest) for nest in nests]
 
 
-def _by_spec(nests: Sequence[Any]) -> list[list[Any]]:
+def _by_spec(nests: Sequence[Nested]) -> list[list[Nested]]:
     """Consecutive nests of tensors in groups that differ in nothing but the number of examples."""
     return [list(group) for _, group in groupby(nests, key=open_batch_size)]
 
 
-def common_spec(nests: Sequence[Any]) -> Any:
+def common_spec(nests: Sequence[Nested]) -> Nested:
     """The specs of nests that differ in nothing but the number of examples, which is open unless it is known to be equal."""
 
-    def of_tensors(*tensors: Any) -> Any:
+    def of_tensors(*tensors: Tensor) -> tf.TypeSpec | None:
         return merged_spec(*(None if each is None else tf.type_spec_from_value(each) for each in tensors))
 
     return tf.nest.map_structure(of_tensors, *nests)
@@ -215,7 +219,7 @@ def common_spec(nests: Sequence[Any]) -> Any:
 class _Stored:
     """Nests of tensors that differ in nothing but the number of examples, as a sequence that is indexed in the graph."""
 
-    def __init__(self, nests: Sequence[Any]) -> None:
+    def __init__(self, nests: Sequence[Nested]) -> None:
         self._spec, self._number, self._arrays = common_spec(nests), len(nests), []
         for tensors in zip(*(_components(nest) for nest in nests)):
             array = _empty(tensors[0].dtype, len(tensors))
@@ -226,7 +230,7 @@ class _Stored:
     def __len__(self) -> int:
         return self._number
 
-    def __getitem__(self, place: tf.Tensor) -> Any:
+    def __getitem__(self, place: tf.Tensor) -> Nested:
         return _read(self._arrays, place, self._spec)
 
 
@@ -234,7 +238,7 @@ def _empty(dtype: tf.DType, size: int) -> tf.TensorArray:
     return tf.TensorArray(dtype, size, infer_shape=False, clear_after_read=False)
 
 
-def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
+def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Nested) -> Any:
     """A nest with the structure and the shapes of another, of tensors or specs, from arrays of its components."""
     found = [array.read(place) for array in arrays]
     for tensor, other in zip(found, _components(like)):
@@ -243,6 +247,6 @@ def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
     return tf.nest.pack_sequence_as(like, flat, expand_composites=True)
 
 
-def _components(nest: Any) -> list[Any]:
+def _components(nest: Nested) -> list[Tensor]:
     """The dense tensors, or specs, that a nest consists of, without None."""
     return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]

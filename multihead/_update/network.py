@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, owner_names, state_variables
 from multihead._ground.tensors import where
+from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead.heads._named import NamedHead
 
 
@@ -23,21 +24,21 @@ class ByOwner(NamedTuple):
         weighting: Those of the weighting.
     """
 
-    encoder: list[Any]
-    heads: list[Any]
-    weighting: list[Any]
+    encoder: list[Nested]
+    heads: list[Nested]
+    weighting: list[Nested]
 
     @property
-    def of_losses(self) -> list[Any]:
+    def of_losses(self) -> list[Nested]:
         """Those of the encoder and the heads, whose gradients are clipped."""
         return [*self.encoder, *self.heads]
 
     @property
-    def all(self) -> list[Any]:
+    def all(self) -> list[Nested]:
         """All of them, in this order."""
         return [*self.encoder, *self.heads, *self.weighting]
 
-    def like(self, values: Sequence[Any]) -> ByOwner:
+    def like(self, values: Sequence[Nested]) -> ByOwner:
         """A list of something in the order of `all`, by owner."""
         end = len(self.of_losses)
         return ByOwner(list(values[: len(self.encoder)]), list(values[len(self.encoder) : end]), list(values[end:]))
@@ -62,24 +63,24 @@ class Network:
         frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
     """
 
-    encoder: Any
+    encoder: Layer
     heads: tuple[NamedHead, ...]
     variables: ByOwner
     own: tuple[tuple[int, ...], ...]
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]
     stateful: tuple[bool, ...]
-    with_state: tuple[tuple[Any, Any], ...] = ()
+    with_state: tuple[tuple[Layer, Layer], ...] = ()
     measured: tuple[NamedHead, ...] = ()
     frozen: frozenset[int] = frozenset()
 
     @classmethod
     def of(
         cls,
-        encoder: Any,
+        encoder: Layer,
         heads: Sequence[NamedHead],
-        weighting: Any = None,
-        read_by_losses: Sequence[Sequence[Any]] = (),
+        weighting: Layer = None,
+        read_by_losses: Sequence[Sequence[Variable]] = (),
         measured: Sequence[NamedHead] = (),
     ) -> Network:
         """Collects the trainable variables of built modules and of a built weighting, if any.
@@ -93,7 +94,7 @@ class Network:
         """
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
-        of_heads: list[Any] = []
+        of_heads: list[Variable] = []
         in_heads: dict[int, int] = {}
         read: list[list[int]] = []
         for head in heads:
@@ -144,7 +145,7 @@ class Network:
         return [tensor for tensor in tensors if id(tensor) not in frozen]
 
     @property
-    def frozen_layers(self) -> list[Any]:
+    def frozen_layers(self) -> list[Layer]:
         """The layers that would change variables of their own that are frozen: batch normalization, for example.
 
         These are layers of which nothing is trained because they, or the whole module, are frozen, and those that assign a
@@ -153,7 +154,7 @@ class Network:
         keys = [id(tensor_variable(variable)) for variable in self.variables.all]
         trained = {key for i, key in enumerate(keys) if i not in self.frozen}
 
-        def is_frozen(layer: Any, module: Any) -> bool:
+        def is_frozen(layer: Layer, module: Layer) -> bool:
             learns = [variable for variable in own_state(layer) if variable.trainable]
             variables = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
             of_layer = [id(tensor_variable(variable)) for variable in variables]
@@ -196,7 +197,7 @@ def adds_losses(network: Network) -> bool:
     return any(losses_of_call(module) or losses_of_weights(module) for module in modules)
 
 
-def loss_of_call(module: Any) -> tf.Tensor | None:
+def loss_of_call(module: Layer) -> tf.Tensor | None:
     """The sum of the losses that the latest call of a module has added, float32; None without any."""
     return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
 
@@ -206,14 +207,14 @@ def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
 
     Those of layers that only heads contain count if one of these heads is active.
     """
-    found = dict[int, tuple[str, Any]](losses_of_weights(network.encoder))
+    found = dict[int, tuple[str, Function]](losses_of_weights(network.encoder))
     of_encoder, owners = set(found), dict[int, list[int]]()
     for k, head in enumerate(network.heads):
         for key, each in losses_of_weights(head.module).items():
             found[key] = each
             owners.setdefault(key, []).append(k)
 
-    def counted(key: int, name: str, loss: Any) -> tf.Tensor | None:
+    def counted(key: int, name: str, loss: Function) -> tf.Tensor | None:
         value = _scalar(name, loss())
         if value is None or key in of_encoder:
             return value
@@ -233,7 +234,7 @@ def gradients_of_weights(network: Network, active: tf.Tensor) -> tuple[tf.Tensor
     return loss, network.variables.like([found.get(i) for i in range(len(network.variables.all))])
 
 
-def _scalar(name: str, loss: Any) -> Any:
+def _scalar(name: str, loss: Tensor) -> tf.Tensor | None:
     if loss is not None and loss.shape.rank:
         raise ValueError(
             "`add_loss` and regularizers must add one number, a scalar. Received: a loss of shape "

@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Tensor
 from multihead._update.batch import batch_size
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
@@ -93,7 +93,7 @@ class HeadsPass:
         return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), tf.float32), self._weights.examples)
 
     def _gradients(
-        self, tape: Any, losses: Sequence[Any], sources: Sequence[Any], factors: Sequence[tf.Tensor]
+        self, tape: tf.GradientTape, losses: Sequence[tf.Tensor], sources: Sequence[Tensor], factors: Sequence[tf.Tensor]
     ) -> dict[int, Gradient]:
         """The gradients of losses times some factors by the identity of a source, with loss scaling in the backward pass."""
         scale = self._weights.scale
@@ -152,7 +152,8 @@ class HeadsPass:
         # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
         shapes = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
         found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(shapes))
-        return tf.nest.pack_sequence_as(shapes, found)
+        of_loss, of_added = tf.nest.pack_sequence_as(shapes, found)
+        return of_loss, of_added
 
     # ------------------------------------------------------------------------------------------- the encoder
 
@@ -277,9 +278,9 @@ class Sums(NamedTuple):
             for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
                 of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
                 totals[i] = added(totals[i], added(of_loss, of_added))
-        return replicas.all_reduce_sum(totals)
+        return list(replicas.all_reduce_sum(totals))
 
 
-def shapes_of(tensors: Sequence[Any]) -> list[Any]:
+def shapes_of(tensors: Sequence[Tensor]) -> list[tf.Tensor]:
     """The shapes of some tensors of known shapes, as tensors."""
     return [tf.constant(tf.TensorShape(tensor.shape).as_list(), tf.int32) for tensor in tensors]

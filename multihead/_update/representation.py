@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
 from multihead._ground.tensors import added, half_square, inner_products, scaled, unchecked, where, wide
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Layer, Nested
 from multihead._ground.validation import in_short
 from multihead.heads._reads import described
 
@@ -25,7 +24,7 @@ Measure = Callable[[Rows], tf.Tensor]
 """Computes the inner products of the heads' gradients, `[num_heads, num_heads]` float64, or only their diagonal."""
 
 
-def call_encoder(encoder: Any, inputs: Any, *, training: bool) -> Any:
+def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
     """The representation of a nest of inputs.
 
     Raises:
@@ -58,7 +57,7 @@ class DetachedRepresentation:
         ValueError: There is no floating-point leaf.
     """
 
-    def __init__(self, representation: Any) -> None:
+    def __init__(self, representation: Nested) -> None:
         flat = tf.nest.flatten(representation)
         floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
         # A tensor with several names is one leaf, shared by heads that read it by different names.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,14 +10,15 @@ from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import where
+from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
 from multihead.rates import Factor, values_at
 
 
 def apply_scaled(
     strategy: tf.distribute.Strategy,
-    optimizer: Any,
-    gradients: Any,
-    variables: Sequence[Any],
+    optimizer: Optimizer,
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
     slots: Sequence[Sequence[tf.Variable]],
     factors: Sequence[tuple[Factor, Factor]],
     step: tf.Tensor,
@@ -52,6 +52,6 @@ def apply_scaled(
             assign(strategy, slot, where(tf.equal(steps[i], 0), old, slot.read_value()))
 
 
-def _moved(old: tf.Tensor, new: tf.Tensor, factor: Any) -> tf.Tensor:
+def _moved(old: tf.Tensor, new: tf.Tensor, factor: Tensor) -> tf.Tensor:
     moved = old + tf.cast(factor, old.dtype) * (new - old)
     return moved if isinstance(factor, float) else where(factor == 1, new, where(factor == 0, old, moved))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Nested
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner
@@ -183,6 +183,6 @@ class Update(Change):
         return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
 
 
-def _floats(nest: Any) -> list[tf.Tensor]:
+def _floats(nest: Nested) -> list[tf.Tensor]:
     leaves = tf.nest.flatten(nest, expand_composites=True)
     return [leaf for leaf in leaves if leaf is not None and leaf.dtype.is_floating]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.tensors import Rows as Matrix
 from multihead._ground.tensors import as_rows, computed_if, gramian, in_xla, inner_products, where, with_none
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Nested, Tensor
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
 from multihead._update.passes import HeadsPass, Sums, shapes_of
@@ -49,7 +49,7 @@ class Way(ABC):
         self._balancer, self.measure = balancer, measure
 
     @abstractmethod
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
         """The gradients of an update.
 
         Args:
@@ -62,7 +62,7 @@ class Way(ABC):
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
 
-    def _shapes(self, network: Network, *, has_rows: bool) -> Any:
+    def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
         """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
         encoder, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         products = None if self.measure is None else tf.constant([num_heads, num_heads])
@@ -72,8 +72,8 @@ class Way(ABC):
 class Summed(Way):
     """Adds the heads' gradients before one backward pass of each micro-batch, where their weights are known before."""
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
-        def of_micro_batch(micro_batch: MicroBatch) -> Any:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
+        def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
             rows = found.at_representation
             encoder = found.backward(total(rows), tf.ones([len(rows)]))
@@ -90,7 +90,7 @@ class Summed(Way):
 class CombinedFirst(Way):
     """Combines the heads at the representation before one backward pass, for updates of a single micro-batch."""
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
         (micro_batch,) = micro_batches
         found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
         sums = Sums.of(found, is_measured=self.measure is not None)
@@ -131,10 +131,10 @@ class PassPerHead(Way):
         super().__init__(balancer, measure)
         self._at_parameters, self.may_reuse = at_parameters, may_reuse
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
         solves, known = self._reused(weights, by_layer)
 
-        def of_micro_batch(micro_batch: MicroBatch) -> Any:
+        def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights, is_repeated=True)
             sums, products = Sums.of(found, is_measured=False), self._measured(found.at_representation)
             if solves is None:
@@ -153,7 +153,7 @@ class PassPerHead(Way):
         rows = [] if by_layer is None else _of_all_replicas(rows)
         return sums, losses, Combined(encoder, coefficients, at_representation, at_representation, rows=rows)
 
-    def _reused(self, weights: LossWeights, by_layer: Any) -> tuple[tf.Tensor | None, Any]:
+    def _reused(self, weights: LossWeights, by_layer: tf.Tensor | None) -> tuple[tf.Tensor | None, tf.Tensor | None]:
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
         if self._balancer is None or not self.may_reuse or in_xla():
             return None, None
@@ -218,7 +218,7 @@ def _reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor
     return None if products is None else weighted(replicas.all_reduce_sum(products), factors)
 
 
-def coefficients_of(balancer: Balancer | None, losses: Losses, products: Any) -> tf.Tensor:
+def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor) -> tf.Tensor:
     """`[num_heads]` coefficients of the heads' weighted gradients, from their inner products; 0 for idle heads."""
     meeting = losses.given.meeting
     if balancer is None:
@@ -228,7 +228,7 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Any) ->
 
 
 def combine_matrices(
-    balancer: Balancer, losses: Losses, matrices: Sequence[Any], products: Any
+    balancer: Balancer, losses: Losses, matrices: Sequence[Matrix | None], products: Tensor
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
     """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
 

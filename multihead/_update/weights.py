@@ -148,7 +148,7 @@ class Losses:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
         return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
 
-    def learned(self, norms: tf.Tensor | None) -> list[Any]:
+    def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables.
 
         Args:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked
 from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
-from multihead._ground.types import Tensor
+from multihead._ground.types import Gradient, Shape, Tensor
 from multihead._ground.validation import quoted
 from multihead._method import Method, find
 
@@ -52,7 +52,7 @@ class Balancer(Method):
         super().__init__(name=name, trainable=False)
         self._sizes: Untracked[tuple[int | None, ...]] = Untracked(())
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Creates the state, once. A second call does nothing.
 
         Args:
@@ -145,7 +145,7 @@ class Balancer(Method):
         """
         return None
 
-    def call(self, matrix: tf.Tensor, known: Mapping[str, Any]) -> tf.Tensor:
+    def call(self, matrix: tf.Tensor, known: Mapping[str, Tensor]) -> tf.Tensor:
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]
 
@@ -178,7 +178,7 @@ class Balancer(Method):
         return self.call(matrix, known_by_name(step, losses))
 
 
-def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Any]:
+def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Tensor]:
     """The keyword arguments that a balancer may use, as tensors; None stays None."""
     return {
         "step": None if step is None else tf.cast(step, tf.int64),
@@ -230,7 +230,7 @@ def get(identifier: Balancer | str | None) -> Balancer | None:
 
 
 def balance(
-    gradients: Sequence[Sequence[Any]] | Mapping[str, Sequence[Any]],
+    gradients: Sequence[Sequence[Gradient]] | Mapping[str, Sequence[Gradient]],
     balancer: Balancer | str,
     *,
     step: Tensor = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,8 +11,9 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Tensor
+from multihead._ground.types import Config, Shape, Tensor
 from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._method import Observation
 from multihead.balancing._base import Balancer
 
 
@@ -182,7 +182,7 @@ class Every(Balancer):
         self.levels, self.max_heads = balancer.levels, balancer.max_heads
         self.head_names = balancer.head_names
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.balancer.build(input_shape)
         super().build(input_shape)
 
@@ -190,7 +190,7 @@ class Every(Balancer):
         self.cached = self.add_state("cached", (num_heads,), "ones")
         self.solved = self.add_state("solved", (num_heads,))
 
-    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Any) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Tensor) -> tf.Tensor:
         def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, known: dict[str, tf.Tensor]) -> tf.Tensor:
             active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
 
@@ -204,7 +204,7 @@ class Every(Balancer):
             return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
 
         @as_is
-        def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
+        def of_first(strategy: tf.distribute.Strategy, *values: Tensor) -> tf.Tensor:
             return solve_if_due(*tf.nest.map_structure(lambda value: local(strategy, value), values))
 
         given = (gramian, tf.cast(step, tf.int64), known)
@@ -221,14 +221,14 @@ class Every(Balancer):
         solved = tensor_variable(self.solved).read_value()
         return tf.equal(step % self.steps, 0) | tf.reduce_any(tf.cast(active, tf.float32) > solved)
 
-    def observe(self, update: Any, applied: tf.Tensor) -> None:
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
         self.balancer.observe(update, applied)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"balancer": keras.saving.serialize_keras_object(self.balancer), "steps": self.steps}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Every:
+    def from_config(cls, config: Config) -> Every:
         """Creates the balancer from the result of `get_config`."""
         return cls(keras.saving.deserialize_keras_object(config["balancer"]), config["steps"])
 

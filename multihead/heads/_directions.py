@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
 from multihead._ground.keras import metric_direction, wrapped_function
+from multihead._ground.types import Callback, Metric
 from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
 from multihead.losses._known import is_keras
@@ -45,7 +45,7 @@ def direction(metric: str, head: NamedHead) -> str | None:
     return _of_metric(found[0]) if found else None
 
 
-def tell_directions(callbacks: Sequence[Any], heads: Sequence[NamedHead]) -> None:
+def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
     """Tells callbacks that monitor a metric of a head whether it is better lower or higher.
 
     Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it
@@ -63,7 +63,7 @@ def tell_directions(callbacks: Sequence[Any], heads: Sequence[NamedHead]) -> Non
             callback.mode = next((each for each in found if each is not None), "auto")
 
 
-def _of_metric(spec: Any) -> str | None:
+def _of_metric(spec: Metric) -> str | None:
     """The direction of a metric, or of its specification; known for Keras's own metrics and their subclasses."""
     if isinstance(spec, str):
         return _by_name(spec) or metric_direction(keras.metrics.get(spec))

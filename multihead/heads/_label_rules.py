@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_dense
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
@@ -69,7 +70,7 @@ class Problem(NamedTuple):
     rule: str
     remedy: str
 
-    def message(self) -> list[Any]:
+    def message(self) -> list[str | tf.Tensor]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
         wrong = tf.gather_nd(self.received, tf.where(self.broken))
         if self.broken.shape.rank < self.received.shape.rank:
@@ -81,7 +82,7 @@ class Problem(NamedTuple):
         return [f"{self.rule}. Received: ", first, *parts]
 
 
-def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
+def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
     """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart.
 
     Raises:
@@ -218,7 +219,7 @@ def find_problems(
     return problems
 
 
-def both(one: Any, other: Any) -> Any:
+def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
     """Where both of two conditions hold; None stands for one that always does."""
     if one is None or other is None:
         return other if one is None else one

@@ -10,13 +10,13 @@ import functools
 import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
 from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_dense, is_number, stop_unless
 from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._known import aligned, classes_of, sizes, spread, with_columns, with_inner
@@ -184,7 +184,7 @@ def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
     return tf.reduce_any(conditions, axis=axes) if axes else conditions
 
 
-def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bool:
+def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tensor) -> bool:
     """Checks labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are.
 
     `check` raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
@@ -196,7 +196,7 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bo
     step = max(1, _VALUES_AT_ONCE * num_rows // max(1, num_values))
     for start in range(0, num_rows, step):
 
-        def rows(leaf: Any, start: int = start) -> Any:
+        def rows(leaf: Tensor, start: int = start) -> Tensor:
             part = None if leaf is None else leaf[start : start + step]
             return part if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(np.asarray(part))
 
@@ -204,18 +204,18 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bo
     return True
 
 
-def checked(check: Callable[[Any], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
+def checked(check: Callable[[Nested], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
     """The same batches, in each of which `check` raises an error for invalid labels; perhaps read `ahead`."""
 
     @as_is
-    def checked_batch(*parts: Any) -> Any:
+    def checked_batch(*parts: Nested) -> Nested:
         check(parts)
         return parts
 
     return dataset.map(checked_batch, num_parallel_calls=tf.data.AUTOTUNE if ahead else None)
 
 
-def class_weights(labels: Any, *, ignore_label: float | None = None) -> dict[int, float]:
+def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[int, float]:
     """Weights that give every class the same influence, however often it occurs.
 
     `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` of all and `k` the number of classes that
@@ -262,7 +262,7 @@ def _class_numbers(batch: np.ndarray, ignore_label: float | None) -> np.ndarray:
     return kept.astype(np.int64)
 
 
-def check_class_weight(weights: Any) -> dict[int, float]:
+def check_class_weight(weights: object) -> dict[int, float]:
     """Returns the weights by class number of a head, sorted; keys may be digits in a string, since JSON knows no others."""
     if not isinstance(weights, Mapping) or not weights or not all(_is_class(key) for key in weights):
         hint = " 'balanced' is `class_weight=multihead.class_weights(labels)`." if isinstance(weights, str) else ""
@@ -287,7 +287,7 @@ def weights_of_classes(weights: Mapping[int, float], classes: tf.Tensor) -> tf.T
     return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))
 
 
-def _is_class(key: Any) -> bool:
+def _is_class(key: object) -> bool:
     if isinstance(key, str):
         return key.isdecimal()
     return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0

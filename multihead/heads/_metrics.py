@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.tensors import where
+from multihead._ground.types import Metric, Tensor
 from multihead._ground.validation import did_you_mean, names_known_to, quoted, snake_case
 from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
@@ -72,13 +72,13 @@ class HeadMetric:
         counted: The number of rows that count, which may be none although there are labels; None if it need not be known.
     """
 
-    def __init__(self, metric: Any) -> None:
+    def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.over: str | None = None
         self.column: int | None = None
         self.by_column = False
         self.reading: Reading | None = None
-        self.counted: Any = None
+        self.counted: Metric = None
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
             function = known(wrapped_function(metric), options)
@@ -124,7 +124,7 @@ class HeadMetric:
         if is_counted or (rank > num_axes and shape[num_axes:].num_elements() != 1):
             self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
 
-    def _check(self, head: str, targets: Any, predictions: Any, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
+    def _check(self, head: str, targets: Tensor, predictions: Tensor, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
         seen = aligned_shape(targets.shape, shape, self.over)
         if seen.rank != wanted.rank or not seen.is_compatible_with(wanted):
             raise ValueError(
@@ -178,7 +178,7 @@ class HeadMetric:
         return self.reading is None or self.reading.weighs
 
 
-def check_metrics(metrics: Any, head: str) -> None:
+def check_metrics(metrics: Sequence[Metric], head: str) -> None:
     """Checks the `metrics` of a head.
 
     Raises:
@@ -201,13 +201,13 @@ def check_metrics(metrics: Any, head: str) -> None:
         _check_arguments(spec, head)
 
 
-def _check_arguments(spec: Any, head: str) -> None:
+def _check_arguments(spec: Metric, head: str) -> None:
     """Checks that a metric, or a function, takes targets and predictions."""
     is_type = isinstance(spec, type)
     is_metric = issubclass(spec, keras.metrics.Metric) if is_type else isinstance(spec, keras.metrics.Metric)
     if isinstance(spec, str) or (is_type and not is_metric):
         return
-    kind: Any = spec if is_type else type(spec)
+    kind: Metric = spec if is_type else type(spec)
     called, given = (kind.update_state, 3) if is_metric else (spec, 2)
     try:
         parameters = inspect.signature(called).parameters.values()
@@ -223,12 +223,12 @@ def _check_arguments(spec: Any, head: str) -> None:
         )
 
 
-def from_config(spec: Any, head: str) -> Any:
+def from_config(spec: Metric, head: str) -> Metric:
     """A specification, in which a configuration is replaced by its metric."""
     return _found(spec, head) if isinstance(spec, Mapping) else spec
 
 
-def _found(spec: Any, head: str) -> Any:
+def _found(spec: Metric, head: str) -> Metric:
     """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
     found, cause = None, None
     try:
@@ -246,7 +246,7 @@ def _found(spec: Any, head: str) -> Any:
     return found
 
 
-def log_name(spec: Any) -> str:
+def log_name(spec: Metric) -> str:
     """The name in the logs of a metric or of its specification."""
     if isinstance(spec, str):
         return spec
@@ -255,7 +255,7 @@ def log_name(spec: Any) -> str:
     return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
 
 
-def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Any:
+def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Metric:
     """Makes a `keras.metrics.Metric` of a metric, a class, a name or a function.
 
     `"accuracy"` and `"crossentropy"` become the binary, categorical or sparse form by the shapes, as in Keras.
@@ -282,7 +282,7 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
     return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
 
 
-def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
+def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
     """Checks, for pairs of a head's name and metrics, that all values have unique names, and no metric serves two heads.
 
     Raises:
@@ -307,7 +307,7 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
                 )
 
 
-def _log_names(heads: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
+def _log_names(heads: Sequence[tuple[str, Sequence[Metric]]]) -> Iterator[tuple[str, str]]:
     """Names in the logs, with their meanings."""
     both = ("", "_average")
     yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in both)

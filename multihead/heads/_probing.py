@@ -6,15 +6,15 @@ Nothing is found out about what is known, nor about what fails for such data.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import function_values, graph_function
+from multihead._ground.types import Function, Metric
 from multihead.heads._reading import BY_COLUMN, BY_ELEMENT, WEIGHTED, WHOLE, Reading, place_of
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape
@@ -24,7 +24,7 @@ _Data = tuple[np.ndarray, np.ndarray]
 
 
 def find_reading(
-    metric: Any, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss
+    metric: Metric, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss
 ) -> Reading:
     """Finds out how a metric is updated; if nothing is found, with the rows in which every element has a label.
 
@@ -157,7 +157,7 @@ class _Probe:
         masks = [mask.reshape(*mask.shape, *[1] * (each.ndim - mask.ndim)) for each in (y, p)]
         return np.where(masks[0], others[0], y), np.where(masks[1], others[1], p)
 
-    def _result(self, update: Callable[..., Any], *data: np.ndarray) -> list[np.ndarray] | None:
+    def _result(self, update: Function, *data: np.ndarray) -> list[np.ndarray] | None:
         """The result after one update from the start; None if it fails."""
         metric, strategy = self._reading.metric, tf.distribute.get_strategy()
         self._num_runs += 1
@@ -172,7 +172,7 @@ class _Probe:
         return None
 
 
-def _is_function(metric: Any) -> bool:
+def _is_function(metric: Metric) -> bool:
     """Whether a metric is the mean of a function's values."""
     update = getattr(type(metric), "update_state", None)
     wraps = getattr(metric, "_fn", None) is not None and isinstance(metric, keras.metrics.Mean)

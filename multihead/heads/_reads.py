@@ -7,10 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.types import Config, Nested
 from multihead._ground.validation import nearest, quoted
 
+Reads = Any
+"""A key or an index, a tuple of these, or a list of both; None: all."""
 
-def check_reads(reads: Any) -> Any:
+
+def check_reads(reads: Reads) -> Reads:
     """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these."""
     keys = reads if isinstance(reads, list) else [reads]
     if reads is None or (keys and all(_is_path(key) for key in keys)):
@@ -21,15 +25,15 @@ def check_reads(reads: Any) -> Any:
     )
 
 
-def _is_path(key: Any) -> bool:
+def _is_path(key: object) -> bool:
     return _is_key(key) or (isinstance(key, tuple) and bool(key) and all(_is_key(each) for each in key))
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: object) -> bool:
     return isinstance(key, (str, int)) and not isinstance(key, bool)
 
 
-def select(representation: Any, reads: Any, head: str) -> Any:
+def select(representation: Nested, reads: Reads, head: str) -> Nested:
     """The part of a representation that a head reads.
 
     A tuple of keys is a path into a nest or, where it leads nowhere, several entries; a list selects a list of parts.
@@ -53,7 +57,7 @@ def select(representation: Any, reads: Any, head: str) -> Any:
     return part
 
 
-def _entries(part: Any) -> dict[Any, Any]:
+def _entries(part: Nested) -> dict[object, Nested]:
     """The entries of one level of a nest by all the keys that reach them."""
     if isinstance(part, Mapping):
         return dict(part)
@@ -64,7 +68,7 @@ def _entries(part: Any) -> dict[Any, Any]:
     return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
 
 
-def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) -> str:
+def _unknown(key: object, reads: Reads, head: str, representation: Nested, part: Nested) -> str:
     entries = [entry for entry in _entries(part) if not isinstance(entry, int) or entry >= 0]
     near = nearest(key, entries)
     if near is not None:
@@ -79,7 +83,7 @@ def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) ->
     )
 
 
-def described(representation: Any) -> str:
+def described(representation: Nested) -> str:
     """A nest of tensors or specs as text: its keys, and the shape of each tensor."""
     if isinstance(representation, Mapping):
         return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
@@ -92,14 +96,14 @@ def described(representation: Any) -> str:
     return type(representation).__name__
 
 
-def encode_reads(reads: Any) -> Any:
+def encode_reads(reads: Reads) -> Config:
     """`reads` in a form for JSON, which does not distinguish tuples from lists."""
     if isinstance(reads, list):
         return {"parts": [encode_reads(each) for each in reads]}
     return {"path": list(reads)} if isinstance(reads, tuple) else reads
 
 
-def decode_reads(encoded: Any) -> Any:
+def decode_reads(encoded: object) -> Reads:
     """The inverse of `encode_reads`."""
     if not isinstance(encoded, Mapping):
         return encoded

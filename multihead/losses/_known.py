@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.calls import are_probabilities
 from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Config, Function, Loss, Tensor
 from multihead._ground.validation import stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
@@ -67,12 +67,12 @@ _OF_PROBABILITIES = {
 }
 
 
-def is_keras(function: Any) -> bool:
+def is_keras(function: object) -> bool:
     """Whether a function or class is Keras's own."""
     return str(getattr(function, "__module__", "")).partition(".")[0] in ("keras", "tf_keras")
 
 
-def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known | None:
+def known(function: Function, options: Config | None = None) -> Known | None:
     """The properties of a function of Keras with some keyword arguments; None for other functions."""
     options = options or {}
     if not is_keras(function) or options.get("axis", -1) not in (-1, (-1,), [-1]):
@@ -84,7 +84,7 @@ def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None
     return found._replace(largest=_OF_PROBABILITIES[name], has_logits="crossentropy" in name)
 
 
-def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.Tensor) -> tf.Tensor:
+def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf.Tensor) -> tf.Tensor:
     """The values of a loss, if the predictions are probabilities where the loss takes those.
 
     Nothing is computed for the result of a softmax or a sigmoid. Compiled by XLA, which has no errors, the values are NaN
@@ -115,7 +115,7 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.
         return tf.identity(values)
 
 
-def remedy(loss: Any) -> str:
+def remedy(loss: Loss) -> str:
     """What to do about predictions that are no probabilities."""
     activation = "sigmoid" if loss.known.over == ELEMENTS else "softmax"
     if not loss.known.has_logits:
@@ -149,7 +149,7 @@ def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.T
     return tf.expand_dims(targets, -1) if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
 
 
-def sizes(targets: tf.Tensor, rank: int) -> Any:
+def sizes(targets: tf.Tensor, rank: int) -> Tensor:
     """How many elements there are along each axis, as numbers if they are known."""
     shape = targets.shape[:rank]
     if shape.is_fully_defined():
