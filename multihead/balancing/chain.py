@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._ground.types import Config, Shape, Tensor
 from multihead._ground.validation import quoted
 from multihead.balancing._base import Balancer, get
-from multihead.balancing.sum import Sum
+from multihead.balancing.norms import Sum
 
 
 @keras.saving.register_keras_serializable(package="multihead")
