@@ -197,12 +197,7 @@ def methods(base: type[Kind]) -> dict[str, type[Kind]]:
 
 
 def find(argument: str, identifier: object, base: type[Kind]) -> Kind | None:
-    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned.
-
-    Raises:
-        ValueError: There is no method with that name.
-        TypeError: `identifier` is neither an instance of `base` nor a name nor None.
-    """
+    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned."""
     if identifier is None or isinstance(identifier, base):
         return identifier
     classes = methods(base)

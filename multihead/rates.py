@@ -216,12 +216,7 @@ def check_rate(argument: str, rate: object, *, with_stages: bool = True) -> Rate
 
 
 def check_factor(argument: str, factor: object) -> Factor:
-    """Returns a factor if it is a finite number of at least 0, or a function.
-
-    Raises:
-        ValueError: `factor` is a number that is negative or not finite.
-        TypeError: `factor` is something else.
-    """
+    """Returns a factor if it is a finite number of at least 0, or a function."""
     if callable(factor) and not isinstance(factor, type):
         return factor
     factor = as_python(factor)

@@ -312,11 +312,7 @@ class TargetScaling(keras.layers.Layer):
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
         """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count.
 
-        Args:
-            targets: Targets without missing values, `[batch, ...]`.
-            weights: The weights of the loss's elements, 0 where there is no label.
-            predictions: The spec of the predictions.
-            over: What one value of the loss reads; see `multihead.losses._known`.
+        `over` is what one value of the loss reads; see `multihead.losses._known`.
         """
         changed, counts = self.changed(targets, weights, predictions, over)
         mean, deviation = self._numbers(tf.float64)

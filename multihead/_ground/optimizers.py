@@ -42,11 +42,7 @@ APPLYING = ("apply", "apply_gradients")
 
 
 def get_optimizer(optimizer: Optimizer) -> Optimizer:
-    """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has.
-
-    Raises:
-        ValueError: The name is unknown.
-    """
+    """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has."""
     if isinstance(optimizer, str):
         named = {each.__name__.lower(): each for each in _optimizer_classes()}
         if optimizer.lower() in named:
@@ -86,9 +82,6 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     """Builds the optimizer on all variables and returns the slots that it creates for each of them.
 
     These are the variables that it derives from a variable, and those in its lists of one for each variable.
-
-    Returns:
-        One list of slot variables per variable.
 
     Raises:
         ValueError: The optimizer was built before, for other variables, or creates slots in another way.
@@ -177,10 +170,7 @@ def optimizer_state(optimizer: Optimizer) -> list[Variable]:
 
 
 def record_finite(optimizer: Optimizer, finite: bool) -> None:
-    """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
-
-    Must run in a cross-replica context. Does nothing without loss scaling.
-    """
+    """Tells a loss-scaling optimizer, in the cross-replica context, whether an update was finite: it adapts its scale."""
     if not has_loss_scaling(optimizer):
         return
     if not KERAS_3:

@@ -22,10 +22,7 @@ Choice = TypeVar("Choice")
 
 
 def nearest(given: object, known: Iterable[Key]) -> Key | None:
-    """The known name that a misspelt one was probably meant to be; None if none is similar.
-
-    Capitals, hyphens and underscores do not count.
-    """
+    """The known name that a misspelt one was meant to be, whatever its capitals, hyphens and underscores; or None."""
     by_text = {plain(name): name for name in known}
     close = difflib.get_close_matches(plain(given), by_text, n=1)
     return by_text[close[0]] if close else None
@@ -119,11 +116,7 @@ def check_choice(argument: str, value: Choice, choices: Sequence[Choice]) -> Cho
 
 
 def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], *, complete: bool = False) -> None:
-    """Checks names against the registered heads, in both directions if `complete`.
-
-    Raises:
-        ValueError: A name is not that of a head or, with `complete`, a head is missing. The message lists both sets.
-    """
+    """Checks names against the registered heads, in both directions if `complete`; a `ValueError` lists both sets."""
     given = list(names)
     unknown = [name for name in given if name not in heads]
     absent = [head for head in heads if head not in given] if complete else []
@@ -158,12 +151,7 @@ def check_between(
 
 
 def check_dense(argument: str, value: object) -> None:
-    """Checks that targets or weights, or their spec, are a dense tensor of numbers of a known rank.
-
-    Raises:
-        TypeError: They are ragged, sparse, or no numbers.
-        ValueError: Their rank is unknown.
-    """
+    """Raises unless targets or weights, or their spec, are a dense tensor of numbers of a known rank."""
     if not isinstance(value, (tf.Tensor, tf.TensorSpec, tf.Variable)):
         kind = type(value).__name__.removesuffix("Spec")
         remedy = "Pad it, say with `.to_tensor(-1)`, and pass `ignore_label=-1`."
@@ -240,14 +228,9 @@ _WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Receiv
 def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor]]) -> list[tf.Tensor]:
     """Raises an error unless a condition holds. A graph compiled by XLA continues: XLA has no errors.
 
-    A graph computes the message in any case: one operation that asserts is cheaper than a condition around it.
-
-    Args:
-        holds: A boolean scalar.
-        message: Gives the parts of the message, strings and tensors of numbers; the first part begins with a backtick.
-
-    Returns:
-        Control dependencies for the operations that must not run otherwise.
+    A graph computes the message in any case: one operation that asserts is cheaper than a condition around it. Its parts are
+    strings and tensors of numbers; the first begins with a backtick. Returns control dependencies for what must not run
+    then.
     """
     if tf.executing_eagerly():
         if not bool(holds):

@@ -20,12 +20,7 @@ class Batch(NamedTuple):
 
 
 def unpack(data: Nested, head_names: Sequence[str]) -> Batch:
-    """Splits a batch into its parts and checks their keys against the heads.
-
-    Args:
-        data: `(inputs, targets)` or `(inputs, targets, sample_weights)`. With a single head, its targets and weights
-            need not be in a dict.
-        head_names: The registered heads.
+    """Splits a batch into its parts and checks their keys; a single head's targets and weights need not be in a dict.
 
     Raises:
         ValueError: There are no targets, or more than three parts, or targets or weights are keyed by something that is
@@ -53,33 +48,19 @@ def unpack(data: Nested, head_names: Sequence[str]) -> Batch:
 
 
 def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[str, Tensor]:
-    """Targets or sample weights by head name, without those that are None.
-
-    Args:
-        argument: The name of the values, for messages.
-        values: A dict, or the values of a single head.
-        head_names: The registered heads.
-
-    Raises:
-        ValueError: They are keyed by an unknown head, or there are several heads and no dict.
-    """
+    """Targets or sample weights (`argument` says which) by head name, without those that are None."""
     if not isinstance(values, Mapping):
         if len(head_names) != 1:
+            is_spec = isinstance(values, tf.TypeSpec)  # which nobody passes
+            given = f"one tensor of shape {values.shape}" if is_spec else f"a {type(values).__name__}"
             raise ValueError(
                 f"`{argument}` must be a dict by head name if there are several heads. "
-                f"Received: {_described(values)}; the heads are {quoted(head_names)}. "
+                f"Received: {given}; the heads are {quoted(head_names)}. "
                 f"Pass {{{head_names[0]!r}: ...}}."
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)
     return {name: value for name, value in values.items() if not is_absent(value)}
-
-
-def _described(values: object) -> str:
-    """What was passed, in the words of a user: nobody passes a spec."""
-    if isinstance(values, tf.TypeSpec):
-        return f"one tensor of shape {values.shape}"
-    return f"a {type(values).__name__}"
 
 
 def is_absent(value: object) -> bool:
@@ -93,11 +74,7 @@ def batch_size(nest: Nested) -> tf.Tensor:
 
 
 def check_rows(batch: Batch) -> None:
-    """Checks that targets and sample weights have as many rows as the inputs, as far as shapes are known.
-
-    Raises:
-        ValueError: Those of a head do not.
-    """
+    """Raises a `ValueError` unless targets and weights have as many rows as the inputs, as far as shapes are known."""
 
     def known_rows(nest: Nested) -> list[int]:
         shapes = [leaf.shape for leaf in tf.nest.flatten(nest) if leaf is not None]
@@ -179,34 +156,30 @@ def merged_spec(spec: Any, *others: Nested) -> Nested:
 def widened(specs: Batch, others: Batch) -> Batch:
     """The specs of batches, with each size open in which those of others differ; what the others lack stays as it is."""
 
-    def by_head(own: dict[str, tf.TypeSpec], other: dict[str, tf.TypeSpec]) -> dict[str, tf.TypeSpec]:
-        return {name: _widened(spec, other[name]) if name in other else spec for name, spec in own.items()}
+    def wide(specs: Nested, others: Nested) -> Nested:
+        own, other = tf.nest.flatten(specs), tf.nest.flatten(others)
+        return tf.nest.pack_sequence_as(specs, list(map(merged_spec, own, other))) if len(own) == len(other) else specs
 
-    return Batch(
-        inputs=_widened(specs.inputs, others.inputs),
-        targets=by_head(specs.targets, others.targets),
-        sample_weights=by_head(specs.sample_weights, others.sample_weights),
-    )
-
-
-def _widened(specs: Nested, others: Nested) -> Any:
-    own, other = tf.nest.flatten(specs), tf.nest.flatten(others)
-    return tf.nest.pack_sequence_as(specs, list(map(merged_spec, own, other))) if len(own) == len(other) else specs
+    labels = [
+        {name: wide(spec, other[name]) if name in other else spec for name, spec in own.items()}
+        for own, other in zip(specs[1:], others[1:])
+    ]
+    return Batch(wide(specs.inputs, others.inputs), *labels)
 
 
 def sample_of(specs: Nested) -> Nested:
     """Two examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
-    return tf.nest.map_structure(_sample, specs)
 
+    def made(spec: tf.TypeSpec | None) -> Tensor:
+        if spec is None:
+            return None
+        shape = [2, *(size or 1 for size in spec.shape[1:])]
+        dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
+        return tf.sparse.from_dense(dense) if isinstance(spec, tf.SparseTensorSpec) else dense
 
-def _sample(spec: tf.TypeSpec | None) -> Tensor:
-    if spec is None:
-        return None
-    shape = [2, *(size or 1 for size in spec.shape[1:])]
-    dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
-    return tf.sparse.from_dense(dense) if isinstance(spec, tf.SparseTensorSpec) else dense
+    return tf.nest.map_structure(made, specs)
 
 
 def encode_specs(specs: Nested) -> Config | None:

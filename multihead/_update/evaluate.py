@@ -33,9 +33,8 @@ def evaluate_batch(
 ) -> dict[str, Tensor]:
     """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads' own, `[num_heads]`.
 
-    Returns:
-        This replica's `losses`, `[num_heads]` unweighted loss sums over labelled elements; the `counts` of these; the losses
-        that are `added` by the encoder and the heads that would be trained, or None; and the number of `examples`, float32.
+    Returns this replica's unweighted loss sums and their counts, `[num_heads]`; the losses that are `added` by the encoder
+    and the heads that would be trained, or None; and the number of `examples`, float32.
     """
     representation = call_encoder(network.encoder, inputs, training=False)
     measure(network.measured, representation, measured)

@@ -244,8 +244,7 @@ class Faults:
 
     def _weights_not_finite(self) -> list[str]:
         """The names of the weights that are not finite now; a skipped update has not changed them."""
-        modules = [self._network.encoder, *(head.module for head in self._network.heads)]
-        variables = {id(variable): variable for module in modules for variable in module_variables(module)}
+        variables = {id(variable): variable for module in self._network.modules for variable in module_variables(module)}
         with tf.init_scope():
             values = [(each, tf.convert_to_tensor(each)) for each in variables.values() if each.dtype.is_floating]
             return [variable_name(each) for each, value in values if not tf.reduce_all(tf.math.is_finite(value))]

@@ -95,12 +95,7 @@ def read_labels(
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
-    Args:
-        network: The encoder and the heads.
-        predictions: One entry per head.
-        batch: The batch.
-        check: Whether to look for labels that the losses cannot take; see `Head.mask_missing`.
-        complete: The names of heads none of whose targets mark a missing label.
+    `check` is as in `Head.mask_missing`; no target of a head in `complete` marks a missing label.
     """
     masks = _prediction_masks(network, predictions, batch)
     labels: list[Labels | None] = []
@@ -125,8 +120,7 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
     masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
     if not any(masked):
         return [None] * len(network.heads)
-    modules = (network.encoder, *(head.module for head in network.heads))
-    with state_kept(modules):
+    with state_kept(network.modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
         return [
             keras_mask(head.predict(representation, head.like_scaled(batch.targets[head.name]), training=False))
@@ -144,7 +138,7 @@ def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None
     """
     if not any(head.loss.has_count and each is not None for head, each in zip(network.heads, labels)):
         return list(labels)
-    with state_kept((network.encoder, *(head.module for head in network.heads))):
+    with state_kept(network.modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, inputs, training=False)).nest
 
         def counted(head: NamedHead, labels: Labels | None) -> Labels | None:
@@ -197,12 +191,7 @@ def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
 def count_over_replicas(
     batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The denominators of an update's losses, float32.
-
-    Returns:
-        `[num_heads]` counts of labelled elements in all batches on this replica, the same over all replicas, and the number
-        of examples over all replicas.
-    """
+    """`[num_heads]` counts of an update's labelled elements on this replica, the same over all, and all its examples."""
     local = tf.add_n([count_labels(of_batch) for of_batch in labels])
     examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
     if replicas.num_replicas() == 1:

@@ -35,12 +35,7 @@ class MicroBatch(NamedTuple):
 
 
 class MicroBatches(Sequence[MicroBatch]):
-    """The micro-batches of some batches, each of which is made where it is used.
-
-    Args:
-        batches: The batches with their labels.
-        number: Micro-batches per batch; their sizes differ by at most one, and with fewer examples some are empty.
-    """
+    """The `number` micro-batches of each of some batches, of sizes that differ by one at most, made where they are used."""
 
     def __init__(self, batches: Sequence[MicroBatch], number: int) -> None:
         self.batches = list(batches)
@@ -78,18 +73,11 @@ def plus(first: Nested, second: Nested) -> Nested:
 
 
 def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatches, shapes: Nested) -> Nested:
-    """Sums the results of `compute` over micro-batches; each starts only after the previous one has been added.
+    """Sums the results of `compute`, a nest, over micro-batches; each starts only after the previous one has been added.
 
-    Args:
-        compute: From a micro-batch to a nest of sums. It is traced once, as one function, so that the intermediate
-            values of a micro-batch are released before the next one starts.
-        micro_batches: The micro-batches. Empty ones are skipped, because layers such as batch normalization cannot
-            handle them.
-        shapes: A nest of the result's structure with the dense shape of each tensor; None where the result is always
-            None. Not used for a single micro-batch.
-
-    Returns:
-        The nest of sums.
+    It is traced once, as one function, so that the values of a micro-batch are released before the next one starts. Empty
+    micro-batches are skipped: layers such as batch normalization cannot handle them. `shapes` is a nest of the dense shapes
+    of the results, None for those that are always None; it is not used for a single micro-batch.
     """
     if len(micro_batches) == 1:
         return compute(micro_batches[0])
@@ -148,7 +136,8 @@ def _in_a_loop(compute: Nested, micro_batches: MicroBatches, shapes: Sequence[tf
     """The sums, by loops over batches that differ in nothing but their size: the graph holds one micro-batch of each."""
     sums: list[Gradient] = [None] * len(shapes)
     number = micro_batches.number
-    for batches in _by_spec(micro_batches.batches):
+    for _, group in groupby(micro_batches.batches, key=open_batch_size):
+        batches = list(group)
         spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
         results = compute.get_concrete_function(spec).structured_outputs
         # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
@@ -166,22 +155,21 @@ def _plus_all(compute: Function, batches: _Stored, number: int, sums: list[Gradi
         return place + 1, [each for each in found if each is not None]
 
     present = [each for each in sums if each is not None]
+    shapes = [  # sparse gradients gain rows
+        tf.IndexedSlicesSpec(each.shape, each.dtype, each.indices.dtype, each.dense_shape.dtype)
+        if isinstance(each, tf.IndexedSlices)
+        else each.shape
+        for each in present
+    ]
     _, present = tf.while_loop(
         lambda place, _: place < len(batches) * number,
         add,
         (tf.constant(0), present),
-        shape_invariants=(tf.TensorShape([]), [_open_rows(each) for each in present]),
+        shape_invariants=(tf.TensorShape([]), shapes),
         parallel_iterations=1,
         maximum_iterations=len(batches) * number,
     )
     return with_none(present, like=sums)
-
-
-def _open_rows(gradient: Gradient) -> Gradient:
-    """The shapes that a sum has in a loop, where sparse gradients gain rows."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient.shape
-    return tf.IndexedSlicesSpec(gradient.shape, gradient.dtype, gradient.indices.dtype, gradient.dense_shape.dtype)
 
 
 def can_loop() -> bool:
@@ -190,30 +178,19 @@ def can_loop() -> bool:
 
 
 def each(compute: Function, nests: Sequence[Nested]) -> list[Nested]:
-    """`compute` of each nest, as calls of one function where the graph allows it, so that the graph holds it once.
-
-    Args:
-        compute: From a nest of tensors to a nest of tensors and None; where it is None depends on the specs only.
-        nests: The nests.
-    """
+    """`compute` of each nest; calls of one function where the graph allows it, so that the graph holds it once."""
     if len(nests) == 1 or not can_loop():
         return [compute(nest) for nest in nests]
     in_graph = graph_function(compute)
     return [in_graph(nest) for nest in nests]
 
 
-def _by_spec(nests: Sequence[Nested]) -> list[list[Nested]]:
-    """Consecutive nests of tensors in groups that differ in nothing but the number of examples."""
-    return [list(group) for _, group in groupby(nests, key=open_batch_size)]
-
-
 def common_spec(nests: Sequence[Nested]) -> Nested:
     """The specs of nests that differ in nothing but the number of examples, which is open unless it is known to be equal."""
-
-    def of_tensors(*tensors: Tensor) -> tf.TypeSpec | None:
-        return merged_spec(*(None if each is None else tf.type_spec_from_value(each) for each in tensors))
-
-    return tf.nest.map_structure(of_tensors, *nests)
+    specs = [
+        tf.nest.map_structure(lambda each: each if each is None else tf.type_spec_from_value(each), nest) for nest in nests
+    ]
+    return tf.nest.map_structure(merged_spec, *specs)
 
 
 class _Stored:
@@ -222,7 +199,7 @@ class _Stored:
     def __init__(self, nests: Sequence[Nested]) -> None:
         self._spec, self._number, self._arrays = common_spec(nests), len(nests), []
         for tensors in zip(*(_components(nest) for nest in nests)):
-            array = _empty(tensors[0].dtype, len(tensors))
+            array = tf.TensorArray(tensors[0].dtype, len(tensors), infer_shape=False, clear_after_read=False)
             for place, tensor in enumerate(tensors):
                 array = array.write(place, tensor)
             self._arrays.append(array)
@@ -231,20 +208,11 @@ class _Stored:
         return self._number
 
     def __getitem__(self, place: tf.Tensor) -> Nested:
-        return _read(self._arrays, place, self._spec)
-
-
-def _empty(dtype: tf.DType, size: int) -> tf.TensorArray:
-    return tf.TensorArray(dtype, size, infer_shape=False, clear_after_read=False)
-
-
-def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Nested) -> Any:
-    """A nest with the structure and the shapes of another, of tensors or specs, from arrays of its components."""
-    found = [array.read(place) for array in arrays]
-    for tensor, other in zip(found, _components(like)):
-        tensor.set_shape(other.shape)
-    flat = with_none(found, like=tf.nest.flatten(like, expand_composites=True))
-    return tf.nest.pack_sequence_as(like, flat, expand_composites=True)
+        found = [array.read(place) for array in self._arrays]
+        for tensor, spec in zip(found, _components(self._spec)):
+            tensor.set_shape(spec.shape)
+        flat = with_none(found, like=tf.nest.flatten(self._spec, expand_composites=True))
+        return tf.nest.pack_sequence_as(self._spec, flat, expand_composites=True)
 
 
 def _components(nest: Nested) -> list[Tensor]:

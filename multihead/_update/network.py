@@ -83,15 +83,7 @@ class Network:
         read_by_losses: Sequence[Sequence[Variable]] = (),
         measured: Sequence[NamedHead] = (),
     ) -> Network:
-        """Collects the trainable variables of built modules and of a built weighting, if any.
-
-        Args:
-            encoder: The built encoder.
-            heads: The built heads.
-            weighting: The built weighting, or None.
-            read_by_losses: For each head, variables of these modules that its loss reads; empty for none.
-            measured: The heads without a loss.
-        """
+        """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
         of_heads: list[Variable] = []
@@ -125,6 +117,16 @@ class Network:
             with_state=tuple(with_state.values()),
             measured=tuple(measured),
         )
+
+    @property
+    def modules(self) -> list[Layer]:
+        """The encoder, and the modules of the heads."""
+        return [self.encoder, *(head.module for head in self.heads)]
+
+    @property
+    def adds_losses(self) -> bool:
+        """Whether a layer adds losses: to its latest call, or for its weights."""
+        return any(losses_of_call(module) or losses_of_weights(module) for module in self.modules)
 
     @property
     def encoder_tensors(self) -> list[tf.Variable]:
@@ -165,8 +167,7 @@ class Network:
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass in training mode may change, such as moving averages."""
-        modules = [self.encoder, *(head.module for head in self.heads)]
-        found = [variable for module in modules for variable in state_variables(module)]
+        found = [variable for module in self.modules for variable in state_variables(module)]
         return list({id(variable): variable for variable in found}.values())
 
     @property
@@ -191,22 +192,13 @@ def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
     return tf.add_n(found) if found else None
 
 
-def adds_losses(network: Network) -> bool:
-    """Whether a layer adds losses: to its latest call, or for its weights."""
-    modules = (network.encoder, *(head.module for head in network.heads))
-    return any(losses_of_call(module) or losses_of_weights(module) for module in modules)
-
-
 def loss_of_call(module: Layer) -> tf.Tensor | None:
     """The sum of the losses that the latest call of a module has added, float32; None without any."""
     return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
 
 
 def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
-    """The sum of the losses of weights, float32; None without any.
-
-    Those of layers that only heads contain count if one of these heads is active.
-    """
+    """The sum of the losses of weights, float32; None without any. Those of heads alone count if one of them is active."""
     found = dict[int, tuple[str, Function]](losses_of_weights(network.encoder))
     of_encoder, owners = set(found), dict[int, list[int]]()
     for k, head in enumerate(network.heads):

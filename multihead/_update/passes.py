@@ -160,9 +160,8 @@ class HeadsPass:
     def backward(self, of_losses: Sequence[tf.Tensor | None], factors: tf.Tensor | None) -> list[Gradient]:
         """One gradient per encoder variable, in one backward pass: of all added losses and the heads' combined losses.
 
-        Args:
-            of_losses: The combined gradient at the representation: one tensor per leaf, or None.
-            factors: `[num_heads]`: the factors of the heads' losses in it; None if there are none.
+        `of_losses` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
+        are those of the heads' losses in it.
         """
         found = self._through_encoder([added(a, b) for a, b in zip(of_losses, self._of_added)], with_added=True)
         for k, i, of_loss, of_added in self._shared():

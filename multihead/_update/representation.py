@@ -25,11 +25,7 @@ Measure = Callable[[Rows], tf.Tensor]
 
 
 def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
-    """The representation of a nest of inputs.
-
-    Raises:
-        ValueError: The encoder cannot take the inputs.
-    """
+    """The representation of a nest of inputs; a `ValueError` if the encoder cannot take them."""
     try:
         return call_module(encoder, inputs, training=training)
     except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:

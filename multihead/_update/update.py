@@ -9,7 +9,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.replicas import assign
-from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Gradient, Nested
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
@@ -74,13 +73,6 @@ class Combined(NamedTuple):
     def norms(self) -> tf.Tensor | None:
         """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
         return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
-
-    def if_measured(self, norms: tf.Tensor | None) -> tf.Tensor | None:
-        """These norms; NaN if they were not measured."""
-        if self.is_measured is None:
-            return norms
-        with unchecked():
-            return where(self.is_measured, norms, float("nan"))
 
     @property
     def cosines(self) -> tf.Tensor | None:

@@ -50,14 +50,7 @@ class Way(ABC):
 
     @abstractmethod
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
-        """The gradients of an update.
-
-        Args:
-            network: The encoder and the heads.
-            micro_batches: The micro-batches of this replica.
-            weights: How much the heads' losses count.
-            by_layer: Whether the heads' gradients are measured by layer, a boolean scalar; None if they never are.
-        """
+        """The gradients of an update; `by_layer` is whether those of heads are measured by layer; None: never."""
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
@@ -175,12 +168,18 @@ class PassPerHead(Way):
         """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
         square, is_measured = None, solves
         if self._balancer is not None and "gradients" in self._balancer.uses:
-            is_measured, dense = None, [_dense(row, network.encoder_tensors) for row in rows]
-            matrices = [matrix.times(losses.factors) for column in zip(*dense) if (matrix := as_rows(column)) is not None]
+            is_measured, matrices = None, []
+            for variable, *column in zip(network.encoder_tensors, *rows):  # dense: methods have state per parameter
+                dense = [tf.zeros(variable.shape) if each is None else tf.convert_to_tensor(each) for each in column]
+                matrices += [matrix.times(losses.factors) for matrix in [as_rows(dense)] if matrix is not None]
             products = gramian([matrix.values for matrix in matrices], len(rows))
             found, coefficients, square = combine_matrices(self._balancer, losses, matrices, products)
         else:
-            products = inner_products(rows) if solves is None else _products_if(solves, rows)
+            if solves is None:
+                products = inner_products(rows)
+            else:
+                size = [len(rows)] * 2
+                products = tf.cond(solves, lambda: inner_products(rows), lambda: tf.zeros(size, tf.float64))
             products = weighted(products, losses.factors)
             coefficients = coefficients_of(self._balancer, losses, products)
             found = total(times(rows, losses.times_factors(coefficients)))
@@ -203,10 +202,6 @@ def _apart_or_combined(found: HeadsPass, solves: tf.Tensor, factors: tf.Tensor) 
     shapes = [tf.shape(tensor) for tensor in tensors]
     either = plus(computed_if(solves, found.of_added, shapes), computed_if(~solves, combined, shapes))
     return either, found.by_head_if(solves)
-
-
-def _products_if(condition: tf.Tensor, rows: Rows) -> tf.Tensor:
-    return tf.cond(condition, lambda: inner_products(rows), lambda: tf.zeros([len(rows)] * 2, tf.float64))
 
 
 def _of_all_replicas(rows: Rows) -> list[list[Gradient]]:
@@ -232,9 +227,8 @@ def combine_matrices(
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
     """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
 
-    Returns:
-        The combined gradient `d`: one per matrix, None for None; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and
-        `<d, d>`, float64.
+    Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`,
+    float64.
     """
     active, present = losses.given.meeting, [matrix for matrix in matrices if matrix is not None]
     if not present:
@@ -248,8 +242,3 @@ def combine_matrices(
     gradients = with_none([matrix.restore(vector) for matrix, vector in zip(present, combined)], like=matrices)
     square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in combined])
     return gradients, tf.math.divide_no_nan(along, where(active, squares, 0.0)), square
-
-
-def _dense(row: Sequence[Gradient], variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    """A head's gradients as dense tensors, zeros for None, as methods with state per parameter need them."""
-    return [tf.zeros(v.shape, tf.float32) if g is None else tf.convert_to_tensor(g) for g, v in zip(row, variables)]

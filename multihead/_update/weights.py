@@ -37,14 +37,9 @@ def meeting_of(heads: Sequence[NamedHead], active: tf.Tensor) -> tf.Tensor:
 def weigh(
     weighting: Weighting, losses: tf.Tensor, *, active: tf.Tensor, meeting: tf.Tensor, step: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The weights by a weighting, `[num_heads]`, and the total loss; see `Weighting.weigh`.
+    """The weights by a weighting, `[num_heads]`, and the total loss, from the losses times the weights of the heads.
 
-    Args:
-        weighting: The weighting.
-        losses: `[num_heads]` losses times the weights of the heads.
-        active: `[num_heads]` booleans: the heads whose losses count.
-        meeting: `[num_heads]` booleans: those of them that it weighs; the others count as they are.
-        step: The number of updates applied so far.
+    Active heads that do not meet at the encoder count as they are.
     """
     factors, total = weighting.weigh(losses, meeting, **weighting.used(step=step))
     if meeting is active:
@@ -89,16 +84,11 @@ class LossWeights(NamedTuple):
     def of(cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, **known: Any) -> LossWeights:
         """The weights at a step; the arguments are the attributes."""
         fixed = where(known["active"], of_heads, 0.0)
-        if weighting is not None and "losses" not in weighting.uses:
+        if weighting is not None and not depends_on_losses(weighting):
             heads = {name: known[name] for name in ("active", "meeting", "step")}
             fixed *= weigh(weighting, tf.zeros_like(of_heads), **heads)[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
         return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
-
-    @property
-    def depend_on_losses(self) -> bool:
-        """Whether there is a loss-dependent factor."""
-        return depends_on_losses(self.weighting)
 
     def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses over all replicas, from this replica's sums of any forward pass."""
@@ -136,7 +126,7 @@ class Losses:
         known = {"active": given.active, "meeting": given.meeting, "step": given.step}
         self._by_weighting, total = weigh(given.weighting, self._weighted, **known)
         self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
-        self.factors = self._by_weighting if given.depend_on_losses else None
+        self.factors = self._by_weighting if depends_on_losses(given.weighting) else None
 
     @property
     def means(self) -> tf.Tensor:
@@ -149,11 +139,7 @@ class Losses:
         return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
-        """The gradients of the weighting's variables.
-
-        Args:
-            norms: `[num_heads]` norms of the heads' weighted gradients where they are combined, or None.
-        """
+        """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""
         weighting: Any = self.given.weighting
         if weighting is None:
             return []

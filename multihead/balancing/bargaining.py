@@ -49,15 +49,9 @@ class NashMTL(Balancer):
 
 
 def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Tensor:
-    """Finds `y > 0` with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
+    """Finds weights `y > 0` of the unit rows with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
 
-    Args:
-        rows: The unit rows.
-        scales: `[num_heads]` float64, positive.
-        power: Above 0.
-
-    Returns:
-        `[num_heads]` float64 weights of the unit rows. The weights of opposed heads make the result orthogonal to them.
+    The weights of opposed heads make the result orthogonal to them.
     """
     if rows.num_heads == 2 and power == 1.0:  # by symmetry, both weights of unit rows are equal
         return of_a_pair(rows, scales / tf.sqrt(tf.maximum(1.0 + rows.cosines[0, 1], rows.tolerance)))
@@ -78,20 +72,12 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
 
 
 def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
-    """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`.
+    """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`, for positive `scales` and `power`.
 
     The solution minimizes the convex function `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a
     logarithm for `power == 1`). A Newton step is shortened if it would leave `y > 0` or overshoot the minimum along its
-    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale.
-
-    Args:
-        gramian: `[n, n]` float64, positive semidefinite, with a positive diagonal, and such that `gramian y = 0` for no
-            `y >= 0` other than 0.
-        scales: `[n]` float64, positive.
-        power: Above 0.
-
-    Returns:
-        `[n]` float64.
+    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale. The matrix
+    is positive semidefinite with a positive diagonal, and `gramian y = 0` for no `y >= 0` other than 0.
     """
     diagonal = tf.linalg.diag_part(gramian)
     start = tf.pow(scales / diagonal, 1.0 / (1.0 + power))

@@ -174,12 +174,9 @@ class PCGrad(Balancer):
 
 
 def other_heads_in_random_order(num_heads: int, seed: int, step: Tensor) -> tf.Tensor:
-    """For each head, the other heads in an independent random order, a function of the seed and the step.
+    """For each head, the other heads in an independent random order, `[num_heads, num_heads - 1]`, by the seed and the step.
 
     Up to 16 heads, the relative order of two heads does not depend on the number of heads after them.
-
-    Returns:
-        `[num_heads, num_heads - 1]` int32.
     """
     drawn = max(num_heads, 16)
     keys = uniform([drawn, drawn], seed, step)[:num_heads, :num_heads]

@@ -97,14 +97,7 @@ class MoCo(RunningBalancer):
 
 
 def _onto_simplex(point: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-    """The weights on the simplex that are closest to a point.
-
-    Args:
-        point: `[num_heads]` float64.
-        active: `[num_heads]` float64, 1 for active heads and 0 for idle ones, whose weight is 0.
-
-    Returns:
-        `[num_heads]` float64; zeros if no head is active.
+    """The weights on the simplex that are closest to a point, 0 for idle heads; zeros if no head is active.
 
     Source: Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008, figure 1.
     """

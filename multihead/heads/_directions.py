@@ -32,12 +32,7 @@ _BY_NAME = {
 
 
 def direction(metric: str, head: NamedHead) -> str | None:
-    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if it is not known.
-
-    Args:
-        metric: The name of the metric.
-        head: The head.
-    """
+    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if it is not known."""
     name = metric.removeprefix("val_").removeprefix(f"{head.name}_")
     if name == "loss":
         return "min"
@@ -46,14 +41,10 @@ def direction(metric: str, head: NamedHead) -> str | None:
 
 
 def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
-    """Tells callbacks that monitor a metric of a head whether it is better lower or higher.
+    """Tells callbacks with the `mode` `"auto"` that monitor a metric of a head whether it is better lower or higher.
 
     Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it
     finds none for a model with several outputs.
-
-    Args:
-        callbacks: Callbacks. Those with a metric `monitor` and the `mode` `"auto"` get another mode, if it is known.
-        heads: The trainer's heads.
     """
     for callback in callbacks:
         metric = getattr(callback, "monitor", None)

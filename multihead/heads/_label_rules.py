@@ -83,12 +83,7 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
-    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart.
-
-    Raises:
-        TypeError: The targets are not a dense tensor of numbers.
-        ValueError: The targets' shape does not fit the predictions', or their dtype cannot hold an `ignore_label`.
-    """
+    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart."""
     check_dense(spec.targets, targets)
     if predictions.shape.rank is None:
         raise ValueError(
@@ -178,14 +173,9 @@ def find_problems(
 ) -> list[Problem]:
     """The rules that the labels and weights of a batch could break.
 
-    Args:
-        spec: The rules for the head's labels.
-        targets: The targets, with the axes that the loss expects, of which `rank` tell the elements apart.
-        rank: See `targets`.
-        lacking: Which targets mark a missing label; None if none can.
-        considered: Which elements are not left out by weights and masks; None if none is.
-        given: The elements' sample weights, or None.
-        predictions: The spec of the predictions.
+    The targets have the axes that the loss expects, of which `rank` tell the elements apart. `lacking` says which of them
+    mark a missing label, `considered` which elements weights and masks do not leave out; `given` are sample weights. Each
+    may be None.
     """
     inner = list(range(rank, targets.shape.rank))
     inside = None if considered is None else with_inner(considered, targets)

@@ -36,7 +36,9 @@ def mask_missing(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
 
-    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
+    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient. If they are
+    to be checked, labels that the loss cannot take and invalid weights raise an error; compiled by XLA, which has no errors,
+    their weight is infinite instead, so that the update is not applied.
 
     Args:
         spec: The rules for the head's labels.
@@ -44,16 +46,11 @@ def mask_missing(
         sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
         predictions: The spec of the head's predictions.
         mask: The Keras mask of the predictions, or None.
-        check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error; compiled by
-            XLA, which has no errors, their weight is infinite instead, so that the update is not applied.
+        check: Whether labels and weights are checked.
         complete: Whether it is known that no target marks a missing label.
 
     Returns:
         The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
-
-    Raises:
-        TypeError: Targets or weights are not dense tensors of numbers.
-        ValueError: Their shapes do not fit the predictions', or a label is invalid.
     """
     rank = check_specs(spec, targets, predictions)
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
@@ -128,10 +125,7 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
-    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known.
-
-    In messages, they are called `what` and `of`.
-    """
+    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known."""
     found = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
     if None not in found[0] and found[0] == found[1]:
         return first

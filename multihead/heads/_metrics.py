@@ -107,12 +107,9 @@ class HeadMetric:
         *,
         is_counted: bool,
     ) -> None:
-        """Finds what the metric of a head reads of targets and predictions of some specs.
+        """Finds what the metric reads of targets and predictions of some specs; a `ValueError` if they do not fit.
 
         `rank` axes tell the elements of the loss apart; the rows that count are counted in any case if `is_counted`.
-
-        Raises:
-            ValueError: The targets do not have the shape that the metric needs for the predictions.
         """
         shape = with_columns(predictions.shape)
         if self.over is None:
@@ -179,13 +176,7 @@ class HeadMetric:
 
 
 def check_metrics(metrics: Sequence[Metric], head: str) -> None:
-    """Checks the `metrics` of a head.
-
-    Raises:
-        TypeError: `metrics` is not a list.
-        ValueError: Keras does not know a metric, one does not take targets and predictions, or two have the same name in
-            the logs.
-    """
+    """Raises unless `metrics` is a list of metrics that Keras knows, with distinct names, of targets and predictions."""
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
     is_named = [isinstance(spec, str) and spec not in _BY_SHAPE for spec in metrics]
@@ -259,9 +250,6 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
     """Makes a `keras.metrics.Metric` of a metric, a class, a name or a function.
 
     `"accuracy"` and `"crossentropy"` become the binary, categorical or sparse form by the shapes, as in Keras.
-
-    Raises:
-        ValueError: Keras does not know it.
     """
     if isinstance(spec, str) and spec in _BY_SHAPE:
         if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
@@ -283,11 +271,7 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
 
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
-    """Checks, for pairs of a head's name and metrics, that all values have unique names, and no metric serves two heads.
-
-    Raises:
-        ValueError: Two values would overwrite each other, or a metric object would mix two heads.
-    """
+    """Raises a `ValueError` if two values, of pairs of a head's name and metrics, would overwrite each other or be mixed."""
     owners: dict[str, str] = {}
     objects: dict[int, str] = {}
     for name, owner in _log_names(heads):

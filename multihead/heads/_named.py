@@ -80,11 +80,7 @@ class NamedHead:
         return why_not_scaled(self.loss, self.label_spec.class_weight)
 
     def with_scaling(self, target_scaling: object) -> NamedHead:
-        """The same head, with its module and metrics, and with another scaling of its targets unless it has this one.
-
-        Raises:
-            ValueError: The loss takes no scaled targets.
-        """
+        """The same head, with its module and metrics, and with another scaling of its targets unless it has this one."""
         asked = check_scaling(self.name, target_scaling, self.loss, self.label_spec.class_weight)
         present = None if self.scaling is None else self.scaling.scaling
         as_config = [None if each is None else (type(each), each.get_config()) for each in (asked, present)]
@@ -317,12 +313,7 @@ def or_nan(value: Tensor, condition: tf.Tensor) -> tf.Tensor:
 
 
 def weigh_classes(heads: Sequence[NamedHead], class_weight: Config) -> list[NamedHead]:
-    """The same heads, with their modules and metrics, and with the class weights of `fit`.
-
-    Raises:
-        ValueError: A key is not the name of a head, a value is not a dict of weights, or the weights are not by head and
-            there are several heads.
-    """
+    """The same heads, with their modules and metrics, and with the class weights of `fit`."""
     names = [head.name for head in heads]
     is_by_head = isinstance(class_weight, Mapping) and (
         all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)

@@ -29,15 +29,7 @@ def find_reading(
     """Finds out how a metric is updated; if nothing is found, with the rows in which every element has a label.
 
     A way is right if the metric is that of the other rows where whole rows have no label, and if the values of missing
-    labels, wherever they are, do not matter.
-
-    Args:
-        metric: The Keras metric.
-        head: The name of its head, for messages.
-        targets: The spec of the targets.
-        predictions: The spec of the predictions.
-        rank: How many axes tell the elements of the loss apart.
-        loss: The head's loss, which says what the labels can be.
+    labels, wherever they are, do not matter. `rank` axes tell the elements of the loss apart.
     """
     reading = Reading(metric, head)
     with tf.init_scope(), warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -34,12 +34,9 @@ def _is_key(key: object) -> bool:
 
 
 def select(representation: Nested, reads: Reads, head: str) -> Nested:
-    """The part of a representation that a head reads.
+    """The part of a representation that a head reads; a `ValueError` if there is none.
 
     A tuple of keys is a path into a nest or, where it leads nowhere, several entries; a list selects a list of parts.
-
-    Raises:
-        ValueError: The representation has no such part.
     """
     if reads is None:
         return representation

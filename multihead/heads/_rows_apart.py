@@ -34,19 +34,9 @@ _KINDS = ("uniform", "normal", "classes", "no classes")
 
 
 def check_rows_apart(head: NamedHead, representation: Nested, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
-    """Checks that a head whose rows depend on each other says so, and that its sums and counts add up.
+    """Raises if a built head's rows depend on each other and it does not say so, or its sums and counts do not add up.
 
     A loss or module that fails for the made-up rows, draws random numbers or changes variables is not checked.
-
-    Args:
-        head: The built head.
-        representation: The specs of the representation, with open batch size.
-        targets: The spec of the head's targets.
-        predictions: The spec of its predictions.
-
-    Raises:
-        ValueError: The head does not have `couples_rows`, but its rows depend on each other; the sum or the count of a batch
-            is not that of its parts; or the count depends on the predictions.
     """
     loss = head.loss
     if not head.is_trained or loss.known is not None or (loss.couples_rows and not loss.has_count):

@@ -169,9 +169,6 @@ class ElementLoss:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
 
         If the loss gives one number for all rows, it is their sum.
-
-        Raises:
-            ValueError: The loss reduces its values over the batch, or they do not have the shape of elements.
         """
         values, _ = self.terms(targets, predictions)
         if not values.shape.rank:
@@ -180,11 +177,7 @@ class ElementLoss:
         return tf.expand_dims(values, -1) if self.over == ELEMENTS and values.shape.rank < rank else values
 
     def terms(self, targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Sums and their counts, float32; for counts of 1, None.
-
-        Raises:
-            ValueError: As for `values`.
-        """
+        """Sums and counts, float32; for counts of 1, None. A `ValueError` if they do not have the shape of elements."""
         predictions = tf.convert_to_tensor(predictions)
         if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
             predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)

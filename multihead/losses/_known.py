@@ -89,9 +89,6 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf
 
     Nothing is computed for the result of a softmax or a sigmoid. Compiled by XLA, which has no errors, the values are NaN
     instead, so that the update is not applied.
-
-    Raises:
-        ValueError: The predictions are outside of their range; in a graph, when it runs.
     """
     largest = None if loss.known is None else loss.known.largest
     if largest is None or are_probabilities(predictions):

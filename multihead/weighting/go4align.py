@@ -66,17 +66,9 @@ class GO4Align(Weighting):
 
 
 def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Tensor:
-    """The mean of each number's group, for the best division of numbers into groups (k-means in one dimension).
+    """The mean of each active number's group, for the best division into at most so many groups (k-means in one dimension).
 
     The best groups are intervals of the sorted numbers, found by dynamic programming.
-
-    Args:
-        values: `[n]` float64.
-        active: `[n]` booleans: the numbers that count.
-        num_groups: The largest number of groups.
-
-    Returns:
-        `[n]` float64.
     """
     size = int(values.shape[0])
     order = tf.argsort(where(active, values, values.dtype.max), stable=True)

@@ -93,12 +93,7 @@ def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
 
 
 def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """The Moore-Penrose inverse of a positive semidefinite float64 matrix `[n, n]` with a diagonal of ones and zeros.
-
-    Args:
-        matrix: The matrix.
-        tolerance: Eigenvalues up to this value are treated as zero.
-    """
+    """The Moore-Penrose inverse of a positive semidefinite float64 matrix; eigenvalues up to the tolerance are zero."""
     values, vectors = tf.linalg.eigh(matrix)
     keeps = values > tolerance
     root = vectors * where(keeps, tf.math.rsqrt(where(keeps, values, 1.0)), 0.0)
@@ -127,18 +122,13 @@ class DualCone(NamedTuple):
     def lifts(self, linear: tf.Tensor) -> tf.Tensor:
         """Weights of the rows that, added to targets of unit norm, yield their projections onto the cone.
 
-        Args:
-            linear: `[num_targets, num_heads]` float64, inner products of the targets with the rows.
+        `linear` are the inner products of the targets with the rows, `[num_targets, num_heads]`.
         """
         ones = tf.ones([int(linear.shape[0])], tf.float64)
         return nonnegative_least_squares(self.rows.cosines, linear, ones, self.rows.noise, self.rows.tolerance)
 
     def without_opposed(self, weights: tf.Tensor) -> tf.Tensor:
-        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels.
-
-        Args:
-            weights: `[num_heads]` float64.
-        """
+        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels."""
         return times(self.removal, weights)
 
     def reduced_cosines(self) -> tf.Tensor:
@@ -237,12 +227,7 @@ def followed(
 def end_of_path(rows: UnitRows, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The displacement from `t` to the dual cone, where the path of heads that exactly oppose each other ends.
 
-    Args:
-        rows: The unit rows.
-        products: `[num_heads]` float64, `u_k . t`.
-
-    Returns:
-        `[num_heads]` float64 weights, and their squared norm.
+    Returns its weights, `[num_heads]`, and their squared norm; `products` are the `u_k . t`.
     """
     ones = tf.ones([1], tf.float64)
     ends = nonnegative_least_squares(rows.cosines, products[None], ones, rows.noise, rows.tolerance)[0]

@@ -11,17 +11,11 @@ from multihead.balancing._rows import UnitRows
 def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Singular values and left singular vectors of the matrix of rows, the small ones as accurate as the large ones.
 
-    An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms
-    from 1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep
-    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the
-    singular values differ widely.
-
-    Args:
-        rows: The unit rows.
-
-    Returns:
-        `[num_heads]` singular values, in units of the largest row norm; `[num_heads, num_heads]` vectors, one per
-        column; `[num_heads]` booleans, true for nonzero singular values.
+    An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms from
+    1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep every digit.
+    Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the singular values
+    differ widely. Returns the values, in units of the largest row norm; the vectors, one per column; and which values are
+    not zero.
 
     Source: Demmel and Veselic, Jacobi's Method is More Accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992.
     """
