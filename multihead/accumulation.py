@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from multihead._ground.keras import tensor_variable
 from multihead._ground.replicas import all_reduce_sum
 from multihead._ground.tensors import deduplicate, scaled
 from multihead._ground.types import Gradient, Shape, Tensor, Variable
@@ -56,7 +55,7 @@ class GradientAccumulator(tf.Module):
                 f"Received: momentum={momentum!r}. Pass None for the plain mean."
             )
         self._momentum = momentum
-        self._sums = [self._state(variable.shape, _sum_dtype(variable)) for variable in variables]
+        self._sums = [self._state(each.shape, tf.float64 if each.dtype == "float64" else tf.float32) for each in variables]
         self._count = self._state((), tf.float32)
         self._given = self._state((len(self._sums),), tf.float32)
 
@@ -136,7 +135,3 @@ class GradientAccumulator(tf.Module):
         """Sets all sums and counts to zero."""
         for state in (*self._sums, self._count, self._given):
             state.assign(tf.zeros(state.shape, state.dtype))
-
-
-def _sum_dtype(variable: Variable) -> tf.DType:
-    return tf.float64 if tensor_variable(variable).dtype == tf.float64 else tf.float32

@@ -32,7 +32,7 @@ from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
 from multihead._ground.types import Config, Layer, Tensor, Variable
-from multihead._ground.validation import as_python, check_between, check_found, check_pattern, is_number
+from multihead._ground.validation import as_python, check_between, check_found, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
@@ -129,7 +129,13 @@ class ByPath(AbstractRate):
         if isinstance(factors, Mapping):
             for pattern, factor in factors.items():
                 check_factor(f"factors[{pattern!r}]", factor)
-                check_pattern("factors", pattern)
+                try:
+                    re.compile(pattern)
+                except (re.error, TypeError) as error:
+                    raise ValueError(
+                        f"`factors` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for "
+                        "example, 'embedding'."
+                    ) from error
             factors = dict(factors)
         elif not callable(factors):
             raise TypeError(
@@ -141,15 +147,11 @@ class ByPath(AbstractRate):
     def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
         paths = variable_paths(module)
         own = [paths.get(id(tensor_variable(each)), variable_name(each)) for each in variables]
-        if not callable(self._factors):
-            check_found("factors", self._factors, list(dict.fromkeys([*own, *paths.values()])))
-        return [self._factor(path) for path in own]
-
-    def _factor(self, path: str) -> Factor:
         if callable(self._factors):
-            return check_factor(f"factors({path!r})", self._factors(path))
-        found = [factor for pattern, factor in self._factors.items() if re.search(pattern, path)]
-        return check_factor("factors", found[0]) if found else 1.0
+            return [check_factor(f"factors({path!r})", self._factors(path)) for path in own]
+        check_found("factors", self._factors, list(dict.fromkeys([*own, *paths.values()])))
+        found = [[factor for pattern, factor in self._factors.items() if re.search(pattern, path)] for path in own]
+        return [check_factor("factors", each[0]) if each else 1.0 for each in found]
 
     def get_config(self) -> Config:
         return {"factors": keras.saving.serialize_keras_object(self._factors)}

@@ -40,8 +40,24 @@ class Scaling(ABC):
     valid: float = 0.0  # a label that can be changed
 
     def __init__(self, mean: Numbers, deviation: Numbers, by_column: bool) -> None:
-        self.mean, self.deviation = _check_given(mean, deviation)
         self.by_column = bool(by_column)
+        self.mean = self.deviation = None
+        if mean is None and deviation is None:
+            return
+        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
+        is_valid = are_numbers and all(np.isfinite(each).all() for each in found)
+        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
+            raise ValueError(
+                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
+                f"targets. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
+            )
+        numbers = [np.asarray(each, "float64") for each in found]
+        if not (numbers[1] > 0).all():
+            raise ValueError(
+                f"`deviation` must be above 0. Received: deviation={deviation!r}. Pass 1.0 to leave the scale as it is."
+            )
+        self.mean, self.deviation = (each.tolist() for each in np.broadcast_arrays(*numbers))
 
     @property
     def learns(self) -> bool:
@@ -194,7 +210,15 @@ def get(scaling: object) -> Scaling | None:
     if isinstance(scaling, str):
         return _NAMES[check_choice("target_scaling", scaling, list(_NAMES))]()
     if isinstance(scaling, keras.layers.Normalization) and not scaling.invert:
-        return _of_normalization(scaling)
+        mean, variance = scaling.input_mean, scaling.input_variance
+        if mean is None and scaling.built:
+            found = (np.asarray(tf.convert_to_tensor(each)) for each in (scaling.adapt_mean, scaling.adapt_variance))
+            mean, variance = found
+            if not mean.any() and (variance == 1).all():  # as they are before `adapt`
+                mean = None
+        if mean is None:
+            return Standardize(by_column=scaling.axis != ())
+        return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
     if isinstance(scaling, keras.layers.Rescaling) and np.all(np.asarray(scaling.scale) > 0):
         scale = np.asarray(scaling.scale, "float64")
         return Standardize(-np.asarray(scaling.offset, "float64") / scale, 1 / scale)
@@ -205,38 +229,6 @@ def get(scaling: object) -> Scaling | None:
         "`Normalization` without `invert`, a `Rescaling` whose scale is above 0, or a layer with a method `inverse`. "
         f"Received: target_scaling={scaling!r}. Pass, say, 'standardize'."
     )
-
-
-def _of_normalization(layer: Layer) -> Standardize:
-    """What Keras's layer computes with its mean and variance; one that learns if it has none yet."""
-    mean, variance = layer.input_mean, layer.input_variance
-    if mean is None and layer.built:
-        mean, variance = (np.asarray(tf.convert_to_tensor(each)) for each in (layer.adapt_mean, layer.adapt_variance))
-        if not mean.any() and (variance == 1).all():  # as they are before `adapt`
-            mean = None
-    if mean is None:
-        return Standardize(by_column=layer.axis != ())
-    return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
-
-
-def _check_given(mean: Numbers, deviation: Numbers) -> tuple[Numbers, Numbers]:
-    """A given mean and deviation, as numbers or lists of numbers."""
-    if mean is None and deviation is None:
-        return None, None
-    found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
-    is_valid = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size and np.isfinite(each).all() for each in found)
-    if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
-        raise ValueError(
-            "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the targets. "
-            f"Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
-        )
-    numbers = [np.asarray(each, "float64") for each in found]
-    if not (numbers[1] > 0).all():
-        raise ValueError(
-            f"`deviation` must be above 0. Received: deviation={deviation!r}. Pass 1.0 to leave the scale as it is."
-        )
-    mean, deviation = (each.tolist() for each in np.broadcast_arrays(*numbers))
-    return mean, deviation
 
 
 class TargetScaling(keras.layers.Layer):

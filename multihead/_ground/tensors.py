@@ -290,7 +290,9 @@ def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
             by_pairs = is_dense and len(present) <= 8 and (len(present) == 1 or number is None or number > 2**12)
             matrix = None if by_pairs else as_rows(present)
             products = _products_of_pairs(present) if matrix is None else _products(matrix.values)
-            found.append(_at(heads, products, num_heads))
+            places = [[[row, column] for column in heads] for row in heads]
+            is_whole = len(heads) == num_heads
+            found.append(products if is_whole else tf.scatter_nd(places, products, [num_heads, num_heads]))
     return tf.add_n(found)
 
 
@@ -308,14 +310,6 @@ def _products(values: tf.Tensor) -> tf.Tensor:
     """The same of the rows of a matrix."""
     precise = tf.cast(values, tf.float64)
     return tf.matmul(precise, precise, transpose_b=True)
-
-
-def _at(heads: Sequence[int], products: tf.Tensor, num_heads: int) -> tf.Tensor:
-    """Products of some heads in a matrix of all, with zeros for the others."""
-    if len(heads) == num_heads:
-        return products
-    places = [[[row, column] for column in heads] for row in heads]
-    return tf.scatter_nd(places, products, [num_heads, num_heads])
 
 
 def gramian(rows: Sequence[Tensor], num_heads: int | None = None) -> Tensor:

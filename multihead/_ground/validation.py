@@ -42,21 +42,21 @@ def did_you_mean(given: Iterable[object], known: Iterable[object], otherwise: st
 
 def names_known_to(get: Function, module: Layer) -> list[str]:
     """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once."""
+
+    def is_known(name: str) -> bool:
+        try:
+            return callable(get(name))
+        except (ValueError, TypeError, KeyError):
+            return False
+
     found: dict[str, None] = {}
     for name, each in vars(module).items():
         if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
             names = (snake_case(name), name.lower(), name)
-            known = next((each for each in names if _is_known(get, each)), None)
+            known = next((each for each in names if is_known(each)), None)
             found.update({} if known is None else {known: None})
-    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if _is_known(get, name)]
+    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if is_known(name)]
     return [*sorted(found), *(name for name in abbreviations if name not in found)]
-
-
-def _is_known(get: Function, name: str) -> bool:
-    try:
-        return callable(get(name))
-    except (ValueError, TypeError, KeyError):
-        return False
 
 
 def snake_case(name: str) -> str:
@@ -168,17 +168,6 @@ def check_dense(argument: str, value: object) -> None:
             f"{argument} must have a known number of axes. Received: a shape that is unknown until it runs. Set it in the "
             "data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature` of `from_generator`."
         )
-
-
-def check_pattern(argument: str, pattern: str) -> None:
-    """Checks that a key of a dict is a regular expression."""
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"`{argument}` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for example, "
-            "'embedding'."
-        ) from error
 
 
 def check_found(argument: str, values: Mapping[str, object], paths: Sequence[str]) -> None:

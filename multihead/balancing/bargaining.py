@@ -63,7 +63,7 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
     def exact() -> tf.Tensor:
         cone = dual_cone(rows)
         takes_part = (rows.active > 0) & ~cone.opposed
-        reduced = cone.reduced_cosines()
+        reduced = tf.matmul(cone.removal, tf.matmul(rows.cosines, cone.removal), transpose_a=True)  # without the opposed
         diagonal = where(takes_part, tf.linalg.diag_part(reduced), 1.0)
         solution = _solve(tf.linalg.set_diag(reduced, diagonal), where(takes_part, scales, 1.0), power)
         return cone.inside(cone.without_opposed(where(takes_part, solution, 0.0)))

@@ -73,7 +73,11 @@ class MGDA(Balancer):
         smallest = tf.reduce_min(where(rows.active > 0, rows.norms, tf.float64.max))
         ratios = rows.active * smallest / rows.norms
         if rows.num_heads == 2:
-            return self._of_a_pair(rows, ratios, gramian)
+            weights = tf.maximum(ratios - rows.cosines[0, 1] * tf.reverse(ratios, [0]), 0.0)
+            weights = where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
+            moved = of_a_pair(rows, weights)
+            is_stationary = tf.reduce_all(moved == 0) & tf.reduce_any(weights > 0)
+            return rows.coefficients(_unless_rest(rows, gramian, where(is_stationary, weights, moved), is_stationary))
 
         # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
         # factor. Both squares have the same order of magnitude, however much the norms of the rows differ.
@@ -91,14 +95,6 @@ class MGDA(Balancer):
             return _unless_rest(rows, gramian, where(is_stationary, weights, cone.inside(weights)), is_stationary)
 
         return rows.coefficients(quickly(rows, quick, exact))
-
-    @staticmethod
-    def _of_a_pair(rows: UnitRows, ratios: tf.Tensor, gramian: tf.Tensor) -> tf.Tensor:
-        weights = tf.maximum(ratios - rows.cosines[0, 1] * tf.reverse(ratios, [0]), 0.0)
-        weights = where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
-        moved = of_a_pair(rows, weights)
-        is_stationary = tf.reduce_all(moved == 0) & tf.reduce_any(weights > 0)
-        return rows.coefficients(_unless_rest(rows, gramian, where(is_stationary, weights, moved), is_stationary))
 
 
 def _scaled(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
@@ -223,14 +219,13 @@ class AlignedMTL(PreferenceBalancer):
         inverses = where(exists, 1.0 / where(exists, singular, 1.0), 0.0 * singular)
         preference = self._preference_vector(rows.num_heads) * rows.active
         aligned = tf.linalg.matvec(vectors, inverses * tf.linalg.matvec(vectors, preference, transpose_a=True))
-        return rows.coefficients(self._common(singular, exists) * aligned * rows.norms)
-
-    def _common(self, singular: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
-        """The common singular value, in units of the largest row norm."""
+        # The common singular value, in units of the largest row norm.
         count = tf.reduce_sum(tf.cast(exists, tf.int32))
         if self.scale == "rmse":
             squares = tf.reduce_sum(where(exists, singular**2, 0.0 * singular))
-            return tf.sqrt(tf.math.divide_no_nan(squares, tf.cast(count, tf.float64)))
-        ascending = tf.sort(where(exists, singular, singular.dtype.max))
-        index = 0 if self.scale == "min" else tf.maximum(count - 1, 0) // 2
-        return where(count > 0, ascending[index], 0.0 * ascending[0])
+            common = tf.sqrt(tf.math.divide_no_nan(squares, tf.cast(count, tf.float64)))
+        else:
+            ascending = tf.sort(where(exists, singular, singular.dtype.max))
+            index = 0 if self.scale == "min" else tf.maximum(count - 1, 0) // 2
+            common = where(count > 0, ascending[index], 0.0 * ascending[0])
+        return rows.coefficients(common * aligned * rows.norms)

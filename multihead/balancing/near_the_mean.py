@@ -145,8 +145,12 @@ class ConicGrad(PreferenceBalancer):
             is_solved &= is_shortest & (tf.abs(cosine_of(turned) - self.c) <= 1e-10)
             return where(is_within, shortest[0], turned), is_within | is_solved
 
+        def is_within(along: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
+            """Whether displacements have this inner product with the mean's direction and still leave a larger cosine."""
+            return 1.0 + along > self.c * tf.sqrt(tf.maximum(1.0 + 2.0 * along + squares, 0.0))
+
         def exact() -> tf.Tensor:
-            return direction + followed(rows, products, self._is_within, functools.partial(_fraction, self.c, products))
+            return direction + followed(rows, products, is_within, functools.partial(_fraction, self.c, products))
 
         weights = quickly(rows, quick, exact)
         square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
@@ -162,10 +166,6 @@ class ConicGrad(PreferenceBalancer):
         falling = tf.math.divide_no_nan(rest * (rest - self.c**2), root - rest * b)
         rising = where(below > 0, (rest * b + root) / where(below > 0, below, 1.0), 1e6 / tf.sqrt(a))
         return where(b < 0, falling, rising)
-
-    def _is_within(self, along: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
-        """Whether displacements have this inner product with the mean's direction and still leave a larger cosine."""
-        return 1.0 + along > self.c * tf.sqrt(tf.maximum(1.0 + 2.0 * along + squares, 0.0))
 
 
 def _fraction(

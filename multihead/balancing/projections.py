@@ -289,12 +289,12 @@ class GradDrop(Balancer):
         self.seed = check_whole("seed", seed)
 
     def combine(self, gradients: Sequence[tf.Tensor], *, step: Tensor = 0) -> list[tf.Tensor]:
-        return [self._dropped(tf.stop_gradient(rows), step, stream) for stream, rows in enumerate(gradients)]
-
-    def _dropped(self, rows: tf.Tensor, step: Tensor, stream: int) -> tf.Tensor:
-        # Half a unit in the last place keeps the sample above 0, so that a coordinate of one sign is never dropped.
-        draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, step, stream), rows.dtype) + 2.0**-25
-        total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)
-        positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
-        kept = where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
-        return tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0)
+        found = []
+        for stream, rows in enumerate(map(tf.stop_gradient, gradients)):
+            # Half a unit in the last place keeps the sample above 0, so that a coordinate of one sign is never dropped.
+            draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, step, stream), rows.dtype) + 2.0**-25
+            total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)
+            positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
+            kept = where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
+            found.append(tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0))
+        return found

@@ -90,8 +90,19 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"The predictions of head {spec.name!r} must have a known number of axes. Received: a shape that is unknown "
             "until it runs. Let the module end in `tf.ensure_shape`."
         )
+    dtype = targets.dtype
     for label in spec.ignore_labels:
-        _check_held(spec, label, targets.dtype)
+        if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
+            held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
+        else:
+            low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
+            held = label == int(label) and low <= label <= high
+        if not held:
+            raise ValueError(
+                f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
+                f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be "
+                "missing. Give the targets a dtype that can, or leave `ignore_label` out."
+            )
     shape = with_columns(predictions.shape)
     seen = aligned_shape(targets.shape, shape, spec.loss.over)
     _check_shapes(spec, seen, targets.shape, predictions.shape)
@@ -125,20 +136,6 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"{seen}. Fill rows without a label with NaN or -1, or give them a sample weight of 0."
         )
     return rank
-
-
-def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
-    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
-        held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
-    else:
-        low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
-        held = label == int(label) and low <= label <= high
-    if not held:
-        raise ValueError(
-            f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
-            f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be missing. "
-            "Give the targets a dtype that can, or leave `ignore_label` out."
-        )
 
 
 def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:

@@ -155,21 +155,17 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
 
 def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
     """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
-    wrong = [_of_elements(problem.broken, weights) for problem in problems]
     if in_xla():
-        return functools.reduce(lambda found, each: where(each, float("inf"), found), wrong, weights)
+        for problem in problems:  # which of the elements break a rule, from which of their labels do
+            ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
+            broken = tf.reshape(problem.broken, tf.concat([tf.shape(problem.broken), ones], axis=0))
+            weights = where(_any_inner(broken, weights.shape.rank), float("inf"), weights)
+        return weights
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
     if not checks:
         return weights
     with tf.control_dependencies(checks):
         return tf.identity(weights)
-
-
-def _of_elements(broken: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Which elements break a rule, from which of their labels do."""
-    while broken.shape.rank < weights.shape.rank:
-        broken = broken[..., tf.newaxis]
-    return _any_inner(broken, weights.shape.rank)
 
 
 def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
@@ -231,34 +227,36 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
     """
     is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
     counts: Counter[int] = Counter()
-    for batch in labels if is_stream else [labels]:
-        counts.update(_class_numbers(np.asarray(batch), ignore_label).tolist())
+    for batch in map(np.asarray, labels if is_stream else [labels]):
+        if batch.dtype.kind not in "biuf":
+            raise ValueError(
+                f"`labels` must be class numbers. Received: an array of dtype {batch.dtype}. Number the classes from 0, for "
+                "example with `keras.layers.StringLookup`."
+            )
+        kept = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
+        kept = kept if ignore_label is None else kept[kept != ignore_label]
+        wrong = kept[(kept < 0) | (kept != np.floor(kept))]
+        if wrong.size:
+            raise ValueError(
+                f"`labels` must be whole numbers of at least 0. Received: {wrong[:3].tolist()} among them. Number the "
+                "classes from 0, and pass the label of missing elements as `ignore_label`."
+            )
+        counts.update(kept.astype(np.int64).tolist())
     if not counts:
         raise ValueError("`labels` must hold at least one label. Received: none. Pass the labels of the training data.")
     total = sum(counts.values())
     return {label: total / (len(counts) * counts[label]) for label in sorted(counts)}
 
 
-def _class_numbers(batch: np.ndarray, ignore_label: float | None) -> np.ndarray:
-    if batch.dtype.kind not in "biuf":
-        raise ValueError(
-            f"`labels` must be class numbers. Received: an array of dtype {batch.dtype}. Number the classes from 0, for "
-            "example with `keras.layers.StringLookup`."
-        )
-    kept = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
-    kept = kept if ignore_label is None else kept[kept != ignore_label]
-    wrong = kept[(kept < 0) | (kept != np.floor(kept))]
-    if wrong.size:
-        raise ValueError(
-            f"`labels` must be whole numbers of at least 0. Received: {wrong[:3].tolist()} among them. Number the classes "
-            "from 0, and pass the label of missing elements as `ignore_label`."
-        )
-    return kept.astype(np.int64)
-
-
 def check_class_weight(weights: object) -> dict[int, float]:
     """Returns the weights by class number of a head, sorted; keys may be digits in a string, since JSON knows no others."""
-    if not isinstance(weights, Mapping) or not weights or not all(_is_class(key) for key in weights):
+
+    def is_class(key: object) -> bool:
+        if isinstance(key, str):
+            return key.isdecimal()
+        return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0
+
+    if not isinstance(weights, Mapping) or not weights or not all(map(is_class, weights)):
         hint = " 'balanced' is `class_weight=multihead.class_weights(labels)`." if isinstance(weights, str) else ""
         raise ValueError(
             "`class_weight` must be a dict of weights by class number. "
@@ -279,9 +277,3 @@ def weights_of_classes(weights: Mapping[int, float], classes: tf.Tensor) -> tf.T
     beyond = max(weights) + 1  # one entry more, for all classes without a weight at the end
     table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)])
     return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))
-
-
-def _is_class(key: object) -> bool:
-    if isinstance(key, str):
-        return key.isdecimal()
-    return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0

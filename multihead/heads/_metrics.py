@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -179,8 +179,8 @@ def check_metrics(metrics: Sequence[Metric], head: str) -> None:
     """Raises unless `metrics` is a list of metrics that Keras knows, with distinct names, of targets and predictions."""
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
-    is_named = [isinstance(spec, str) and spec not in _BY_SHAPE for spec in metrics]
-    specs = [_found(spec, head) if found else from_config(spec, head) for spec, found in zip(metrics, is_named)]
+    is_known = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in metrics]
+    specs = [metric_of(spec, head) if found else spec for spec, found in zip(metrics, is_known)]
     names = [spec if isinstance(spec, str) else log_name(found) for spec, found in zip(metrics, specs)]
     taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:
@@ -214,12 +214,7 @@ def _check_arguments(spec: Metric, head: str) -> None:
         )
 
 
-def from_config(spec: Metric, head: str) -> Metric:
-    """A specification, in which a configuration is replaced by its metric."""
-    return _found(spec, head) if isinstance(spec, Mapping) else spec
-
-
-def _found(spec: Metric, head: str) -> Metric:
+def metric_of(spec: Metric, head: str) -> Metric:
     """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
     found, cause = None, None
     try:
@@ -259,7 +254,7 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
         else:
             form = "Categorical"
         return getattr(keras.metrics, form + _BY_SHAPE[spec])(name=spec)
-    metric = _found(spec, head)
+    metric = metric_of(spec, head)
     if isinstance(metric, type):
         metric = metric()
     if isinstance(metric, keras.metrics.Metric):
@@ -272,9 +267,15 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
     """Raises a `ValueError` if two values, of pairs of a head's name and metrics, would overwrite each other or be mixed."""
-    owners: dict[str, str] = {}
-    objects: dict[int, str] = {}
-    for name, owner in _log_names(heads):
+    both, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
+    names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in both]
+    for one, other in itertools.combinations([head for head, _ in heads], 2):
+        whose = f"of heads {one!r} and {other!r}"
+        names += [(f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both]
+    for head, metrics in heads:
+        names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both]
+        names += [(f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics]
+    for name, owner in names:
         for logged in (name, f"val_{name}"):
             other = owners.setdefault(logged, owner)
             if other != owner:
@@ -289,15 +290,3 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
                     "`metrics` must hold a separate metric for each head. Received: one object, "
                     f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
                 )
-
-
-def _log_names(heads: Sequence[tuple[str, Sequence[Metric]]]) -> Iterator[tuple[str, str]]:
-    """Names in the logs, with their meanings."""
-    both = ("", "_average")
-    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in both)
-    for one, other in itertools.combinations([head for head, _ in heads], 2):
-        whose = f"of heads {one!r} and {other!r}"
-        yield from ((f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both)
-    for head, metrics in heads:
-        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both)
-        yield from ((f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics)

@@ -24,7 +24,7 @@ from multihead.heads._labels import (
     with_valid_labels,
     without_class_weights,
 )
-from multihead.heads._metrics import HeadMetric, from_config, resolve_metric
+from multihead.heads._metrics import HeadMetric, metric_of, resolve_metric
 from multihead.heads._reads import encode_reads, select
 from multihead.heads._value import Head, Weight, check_scaling, weight_at, why_not_scaled
 from multihead.losses._elements import no_loss
@@ -53,7 +53,7 @@ class NamedHead:
         self.is_trained = value.loss is not None
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
         self.loss.couples_rows = value.couples_rows
-        self.metric_specs = [from_config(spec, name) for spec in value.metrics]
+        self.metric_specs = [metric_of(each, name) if isinstance(each, Mapping) else each for each in value.metrics]
         self.teacher_forcing = value.teacher_forcing
         self.trains_encoder = value.trains_encoder
         self.ignore_label = value.ignore_label

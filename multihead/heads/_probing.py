@@ -69,7 +69,9 @@ class _Probe:
     def find(self, data: Sequence[_Data], sizes: Sequence[int | None]) -> None:
         """Finds how the metric is updated, from data of which it can be computed; `sizes` are those of a prediction."""
         reading, (y, p) = self._reading, data[0]
-        if _is_function(reading.metric):
+        kind = getattr(getattr(type(reading.metric), "update_state", None), "__qualname__", "")
+        wraps = getattr(reading.metric, "_fn", None) is not None and isinstance(reading.metric, keras.metrics.Mean)
+        if wraps and str(kind).startswith("MeanMetricWrapper."):  # the mean of a function's values
             values = function_values(reading.metric, tf.constant(y), tf.constant(p))
             reading.of_batch = np.shape(values)[:1] != (len(y),)
             reading.weighs &= not reading.of_batch
@@ -162,13 +164,6 @@ class _Probe:
                 update(*tensors)
             return [np.array(each) for each in tf.nest.flatten(metric.result())]
         return None
-
-
-def _is_function(metric: Metric) -> bool:
-    """Whether a metric is the mean of a function's values."""
-    update = getattr(type(metric), "update_state", None)
-    wraps = getattr(metric, "_fn", None) is not None and isinstance(metric, keras.metrics.Mean)
-    return wraps and str(getattr(update, "__qualname__", "")).startswith("MeanMetricWrapper.")
 
 
 def _merged(data: _Data, rank: int) -> _Data:

@@ -16,21 +16,15 @@ Reads = Any
 
 def check_reads(reads: Reads) -> Reads:
     """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these."""
-    keys = reads if isinstance(reads, list) else [reads]
-    if reads is None or (keys and all(_is_path(key) for key in keys)):
+    parts = reads if isinstance(reads, list) else [reads]
+    paths = [part if isinstance(part, tuple) else (part,) for part in parts]
+    are_keys = [isinstance(key, (str, int)) and not isinstance(key, bool) for path in paths for key in path]
+    if reads is None or (paths and all(paths) and all(are_keys)):
         return reads
     raise TypeError(
         "`reads` must be a key or an index of the representation, a tuple of them for a path into a nest, or a list for "
         f"several parts. Received: reads={reads!r}. Pass, say, 'pooled_output', ('states', 0) or ['outputs', 'mask']."
     )
-
-
-def _is_path(key: object) -> bool:
-    return _is_key(key) or (isinstance(key, tuple) and bool(key) and all(_is_key(each) for each in key))
-
-
-def _is_key(key: object) -> bool:
-    return isinstance(key, (str, int)) and not isinstance(key, bool)
 
 
 def select(representation: Nested, reads: Reads, head: str) -> Nested:
@@ -49,7 +43,16 @@ def select(representation: Nested, reads: Reads, head: str) -> Nested:
             outermost = _entries(representation)
             if place == 1 and all(each in outermost for each in path):
                 return tuple(outermost[each] for each in path)
-            raise ValueError(_unknown(key, reads, head, representation, part))
+            names = [entry for entry in entries if not isinstance(entry, int) or entry >= 0]
+            near, hint = nearest(key, names), f"Pass one of {quoted(names)}." if names else "Leave `reads` out."
+            if near is not None:
+                hint = f"Did you mean {near!r}?"
+            elif isinstance(reads, tuple) and not names:
+                hint = "A tuple is a path into a nest; for several parts pass a list."
+            raise ValueError(
+                f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
+                f"{described(representation)}. {hint}"
+            )
         part = entries[key]
     return part
 
@@ -63,21 +66,6 @@ def _entries(part: Nested) -> dict[object, Nested]:
     by_place = dict(enumerate(part))
     from_end = {place - len(part): value for place, value in enumerate(part)}
     return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
-
-
-def _unknown(key: object, reads: Reads, head: str, representation: Nested, part: Nested) -> str:
-    entries = [entry for entry in _entries(part) if not isinstance(entry, int) or entry >= 0]
-    near = nearest(key, entries)
-    if near is not None:
-        hint = f"Did you mean {near!r}?"
-    elif isinstance(reads, tuple) and not entries:
-        hint = "A tuple is a path into a nest; for several parts pass a list."
-    else:
-        hint = f"Pass one of {quoted(entries)}." if entries else "Leave `reads` out."
-    return (
-        f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
-        f"{described(representation)}. {hint}"
-    )
 
 
 def described(representation: Nested) -> str:

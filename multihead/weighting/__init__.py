@@ -6,7 +6,7 @@ depend on the losses are computed by a class: pass an instance (or its name) as 
 """
 
 from multihead.weighting._base import Weighting, get
-from multihead.weighting.by_progress import DWA, FAMO, GradNorm
+from multihead.weighting.by_progress import DWA, FAMO, GO4Align, GradNorm
 from multihead.weighting.by_scale import (
     IMTLL,
     UWSO,
@@ -16,7 +16,6 @@ from multihead.weighting.by_scale import (
     SmoothTchebycheff,
     Uncertainty,
 )
-from multihead.weighting.go4align import GO4Align
 
 __all__ = [
     "DWA",

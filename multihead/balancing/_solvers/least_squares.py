@@ -131,10 +131,6 @@ class DualCone(NamedTuple):
         """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels."""
         return times(self.removal, weights)
 
-    def reduced_cosines(self) -> tf.Tensor:
-        """`[num_heads, num_heads]`: inner products of the rows without their components along the opposed rows."""
-        return tf.matmul(self.removal, tf.matmul(self.rows.cosines, self.removal), transpose_a=True)
-
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
         """Moves a vector on the boundary of the cone inwards: see `inside` of `multihead.balancing._rows`."""
         free = (self.rows.active > 0) & ~self.opposed
