@@ -59,6 +59,7 @@ class Method(keras.layers.Layer):
     uses: tuple[str, ...] = ()
     scale_invariant: bool = False
     _may_use: tuple[str, ...] = ()
+    _argument: str | None = None  # of a method whose state is for its heads by name, what `compile` calls it
 
     def __init__(self, *, name: str | None, trainable: bool) -> None:
         super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
@@ -79,8 +80,14 @@ class Method(keras.layers.Layer):
             head_names: One name per head, in order.
 
         Raises:
-            ValueError: An option names an unknown head, or `uses` contains an unknown name.
+            ValueError: An option names an unknown head, `uses` contains an unknown name, or a weighting or a schedule has
+                state for other heads.
         """
+        if self._argument and self.variables and self.head_names != tuple(head_names):
+            raise ValueError(
+                f"`{self._argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
+                f"{quoted(head_names)}. Create a new one."
+            )
         unknown = set(self.uses) - set(self._may_use)
         if unknown:
             raise ValueError(
@@ -156,13 +163,6 @@ class Method(keras.layers.Layer):
         fresh.build(self._built_for.value)
         for variable, first in zip(self.variables, fresh.variables):
             variable.assign(tf.convert_to_tensor(first))
-
-    def _check_heads_of_state(self, argument: str, head_names: Sequence[str]) -> None:
-        if self.variables and self.head_names != tuple(head_names):
-            raise ValueError(
-                f"`{argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
-                f"{quoted(head_names)}. Create a new one."
-            )
 
     def get_build_config(self) -> None:
         """None, so that Keras does not treat a copy as built."""

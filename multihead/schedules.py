@@ -43,23 +43,12 @@ class Schedule(Method):
 
     always_all: bool = False
     _may_use = ("gramian", "losses", "losses_after")
+    _argument = "schedule"
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
         # Keras warns of a trainer with unbuilt layers; most schedules have no state to build.
         self.built = type(self).create_state is Method.create_state
-
-    def bind(self, head_names: Sequence[str]) -> None:
-        """Tells the schedule the heads' names in their order, so that options may be given by name.
-
-        Args:
-            head_names: One name per head.
-
-        Raises:
-            ValueError: An option names a head that is not there, or there is a state for other heads.
-        """
-        self._check_heads_of_state("schedule", head_names)
-        super().bind(head_names)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
         """Returns which heads train.

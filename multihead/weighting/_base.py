@@ -38,24 +38,13 @@ class Weighting(Method):
 
     uses: tuple[str, ...] = ("losses",)
     _may_use = ("losses", "norms", "losses_after", "step")
+    _argument = "weighting"
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=True)
         self._owners: Untracked[dict[int, int]] = Untracked(
             {}
         )  # heads by the identity of the variable that belongs to them alone
-
-    def bind(self, head_names: Sequence[str]) -> None:
-        """Sets the heads' names, in the order of the losses.
-
-        Args:
-            head_names: One name per head.
-
-        Raises:
-            ValueError: An option names an unknown head, or the weighting has state for other heads.
-        """
-        self._check_heads_of_state("weighting", head_names)
-        super().bind(head_names)
 
     def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Variable]:
         """Creates one trainable float32 scalar per head, trained by the trainer's optimizer unless the head is idle.
