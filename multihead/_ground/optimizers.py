@@ -97,17 +97,13 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     slots: dict[int, list[Variable]] = {id(tensor_variable(variable)): [] for variable in variables}
     derive = core.add_variable_from_reference
 
-    def derive_and_remember(reference: Variable, *args: object, **kwargs: object) -> Variable:
-        slot = derive(reference, *args, **kwargs)
-        slots[id(tensor_variable(reference))].append(slot)
-        return slot
-
     # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
     def intercept(*args: Variable, **kwargs: Variable) -> Variable:
-        for keyword in ("model_variable", "reference_variable"):
-            if keyword in kwargs:
-                return derive_and_remember(kwargs.pop(keyword), *args, **kwargs)
-        return derive_and_remember(*args, **kwargs)
+        named = [kwargs.pop(name) for name in ("model_variable", "reference_variable") if name in kwargs]
+        given = [*named, *args]
+        slot = derive(*given, **kwargs)
+        slots[id(tensor_variable(given[0]))].append(slot)
+        return slot
 
     before = {id(each) for each in core.variables}
     object.__setattr__(core, "add_variable_from_reference", intercept)
@@ -197,7 +193,11 @@ def apply_reduced_gradients(
     are factors of the weight decay, one per variable. `move` changes the variables before moving averages are updated.
     """
     core = optimizer_core(optimizer)
-    applied = core if strategy.num_replicas_in_sync == 1 else _without_reduction(core)
+    applied = core
+    if strategy.num_replicas_in_sync > 1:  # of a class that does not add up gradients over replicas once more
+        no_sums = dict.fromkeys(BY_REPLICAS, lambda self, pairs: list(pairs))
+        applied = object.__new__(type(type(core).__name__, (type(core),), no_sums))
+        object.__setattr__(applied, "__dict__", vars(core))
     factor = getattr(core, "loss_scale_factor", None)  # by which Keras 3 divides
 
     @as_is
@@ -219,14 +219,6 @@ def apply_reduced_gradients(
         move()
         if use_ema:
             _update_averages(strategy, core, variables)
-
-
-def _without_reduction(optimizer: Optimizer) -> Optimizer:
-    """The optimizer, with the same attributes, of a class that does not add up gradients over replicas once more."""
-    changed = type(type(optimizer).__name__, (type(optimizer),), dict.fromkeys(BY_REPLICAS, lambda self, pairs: list(pairs)))
-    same: Optimizer = object.__new__(changed)
-    object.__setattr__(same, "__dict__", vars(optimizer))
-    return same
 
 
 def _decay(

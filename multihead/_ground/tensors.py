@@ -75,25 +75,23 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
 
     With `in_functions`, what a `tf.function` computes is checked as before, and only its results are not.
     """
+
+    def in_functions_only(callback: Function) -> Function:
+        def called(op_type: str | bytes, inputs: Nested, attrs: object, outputs: Nested, **named: object) -> Nested:
+            name = op_type.decode() if isinstance(op_type, bytes) else op_type
+            if named.get("graph") is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
+                return None
+            return callback(op_type, inputs, attrs, outputs, **named)
+
+        return called
+
     present = context.context().op_callbacks
     before = list(present)
-    present[:] = [_in_functions_only(callback) for callback in before] if in_functions else []
+    present[:] = [in_functions_only(callback) for callback in before] if in_functions else []
     try:
         yield
     finally:
         present[:] = before
-
-
-def _in_functions_only(callback: Function) -> Function:
-    def called(
-        op_type: str | bytes, inputs: Nested, attrs: object, outputs: Nested, op_name: object = None, graph: object = None
-    ) -> Nested:
-        name = op_type.decode() if isinstance(op_type, bytes) else op_type
-        if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
-            return None
-        return callback(op_type, inputs, attrs, outputs, op_name=op_name, graph=graph)
-
-    return called
 
 
 def deduplicate(gradient: Gradient) -> Gradient:
@@ -153,11 +151,6 @@ def is_finite(gradient: Gradient) -> tf.Tensor:
 def all_of(flags: Sequence[tf.Tensor]) -> tf.Tensor:
     """Whether all of some boolean scalars hold; a boolean scalar."""
     return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0] if flags else tf.constant(True)
-
-
-def any_of(flags: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether any of some boolean scalars holds; a boolean scalar."""
-    return tf.reduce_any(tf.stack(flags)) if len(flags) > 1 else flags[0] if flags else tf.constant(False)
 
 
 def half_square(gradient: Gradient) -> tf.Tensor:
@@ -289,14 +282,14 @@ def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
             is_dense = not any(isinstance(gradient, tf.IndexedSlices) for gradient in present)
             by_pairs = is_dense and len(present) <= 8 and (len(present) == 1 or number is None or number > 2**12)
             matrix = None if by_pairs else as_rows(present)
-            products = _products_of_pairs(present) if matrix is None else _products(matrix.values)
+            products = _of_pairs(present) if matrix is None else _products(matrix.values)
             places = [[[row, column] for column in heads] for row in heads]
             is_whole = len(heads) == num_heads
             found.append(products if is_whole else tf.scatter_nd(places, products, [num_heads, num_heads]))
     return tf.add_n(found)
 
 
-def _products_of_pairs(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+def _of_pairs(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """The inner products of dense gradients of one tensor, `[n, n]` float64, pair by pair."""
     rows = [tf.reshape(tf.cast(gradient, tf.float64), [1, -1]) for gradient in gradients]
     found: dict[tuple[int, int], tf.Tensor] = {}

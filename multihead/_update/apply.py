@@ -18,7 +18,7 @@ from multihead._ground.optimizers import (
     record_finite,
 )
 from multihead._ground.replicas import assign, local
-from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
 from multihead._ground.types import Gradient, Nested, Optimizer, Tensor, Variable
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
@@ -135,7 +135,7 @@ def _apply_to_active(
     def restore() -> list[tf.Tensor]:
         old_values = iter(before)
         for owners, group in groups:
-            is_trained = any_of([active[k] for k in owners])
+            is_trained = tf.reduce_any([active[k] for k in owners]) if len(owners) > 1 else active[owners[0]]
             for variable in group:
                 assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
         return []

@@ -124,19 +124,16 @@ def as_tensors(nest: Nested) -> Nested:
 
 def open_batch_size(nest: Nested) -> Nested:
     """The specs of a nest of arrays, tensors or specs, with the first axis left open; None stays None."""
-    return tf.nest.map_structure(_open_spec, nest)
 
+    def opened(value: Tensor) -> tf.TypeSpec | None:
+        if is_absent(value):
+            return None
+        spec = tf.type_spec_from_value(value) if tf.is_tensor(value) else value
+        if not isinstance(spec, tf.TypeSpec):
+            spec = tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+        return _with_shape(spec, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
 
-def _open_spec(value: Tensor) -> tf.TypeSpec | None:
-    if is_absent(value):
-        return None
-    if isinstance(value, tf.TypeSpec):
-        spec = value
-    elif tf.is_tensor(value):
-        spec = tf.type_spec_from_value(value)
-    else:
-        spec = tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
-    return _with_shape(spec, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
+    return tf.nest.map_structure(opened, nest)
 
 
 def _with_shape(spec: tf.TypeSpec, shape: Shape) -> tf.TypeSpec:

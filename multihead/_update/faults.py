@@ -144,7 +144,10 @@ class Faults:
         in_a_row, last_step, *_ = tf.unstack(numbers)
         # No update was applied since a fault after as many updates, so that both are in a row.
         run = where(tf.equal(last_step, step), in_a_row, 0) + 1
-        found = _not_finite(strategy, data)
+        # The data that are not finite on one of this process's replicas.
+        leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
+        inputs, labels = (~all_of([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
+        found = where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))
         is_new = fault if self._limit is None else fault & (in_a_row < self._limit)
         new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])
         assign(strategy, self.numbers, where(is_new, new, numbers))
@@ -255,10 +258,3 @@ def _now(variable: tf.Variable) -> list[Any]:
     with tf.init_scope():
         values = tf.distribute.get_strategy().experimental_local_results(variable)
         return list(tf.convert_to_tensor(values[0]).numpy().tolist())
-
-
-def _not_finite(strategy: tf.distribute.Strategy, data: Data) -> tf.Tensor:
-    """`INPUTS`, `LABELS` or 0: the data that are not finite on one of this process's replicas, an int64 scalar."""
-    leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
-    inputs, labels = (~all_of([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
-    return where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))

@@ -81,7 +81,8 @@ def fully_labelled(
             continue
         targets = batch.targets[name]
         has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
-        found.append(has_elements and (name in complete or not spec.can_lack(targets.dtype)))
+        can_lack = targets.dtype.is_floating or bool(spec.ignore_labels)
+        found.append(has_elements and (name in complete or not can_lack))
     return found
 
 

@@ -165,11 +165,6 @@ class Update(Change):
         return self.losses.given.examples
 
     @property
-    def total_counts(self) -> tf.Tensor:
-        """`[num_heads]` counts of labelled elements over all replicas."""
-        return self.losses.given.counts
-
-    @property
     def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         batches = self.micro_batches.batches
         return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])

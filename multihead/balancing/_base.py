@@ -164,7 +164,15 @@ class Balancer(Method):
         Raises:
             ValueError: The matrix does not have rank 2, has too many rows or, in eager mode, has rows that are not finite.
         """
-        matrix = as_matrix(matrix)
+        if not tf.is_tensor(matrix):
+            matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
+        matrix = tf.convert_to_tensor(matrix)
+        matrix = matrix if matrix.dtype == tf.float64 else tf.cast(matrix, tf.float32)
+        if matrix.shape.rank != 2 or matrix.shape[0] is None:
+            raise ValueError(
+                "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
+                f"Received: shape {matrix.shape}. Flatten each head's gradient and stack them."
+            )
         num_heads = int(matrix.shape[0])
         self._check_num_heads(num_heads)
         if not self.built:
@@ -184,21 +192,6 @@ def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Tensor]:
         "step": None if step is None else tf.cast(step, tf.int64),
         "losses": None if losses is None else tf.cast(losses, tf.float32),
     }
-
-
-def as_matrix(matrix: Tensor) -> tf.Tensor:
-    """Converts to a `[num_heads, num_parameters]` tensor, float64 if the input is float64, otherwise float32."""
-    if not tf.is_tensor(matrix):
-        matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
-    matrix = tf.convert_to_tensor(matrix)
-    if matrix.dtype != tf.float64:
-        matrix = tf.cast(matrix, tf.float32)
-    if matrix.shape.rank != 2 or matrix.shape[0] is None:
-        raise ValueError(
-            "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
-            f"Received: shape {matrix.shape}. Flatten each head's gradient and stack them."
-        )
-    return matrix
 
 
 def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:

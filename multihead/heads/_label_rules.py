@@ -40,10 +40,6 @@ class LabelSpec(NamedTuple):
     above: float | None = None
     of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
 
-    def can_lack(self, dtype: tf.DType) -> bool:
-        """Whether a target of this dtype can mark a missing label."""
-        return bool(dtype.is_floating or self.ignore_labels)
-
     @property
     def targets(self) -> str:
         """The name of the targets, for messages."""
