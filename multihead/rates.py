@@ -264,19 +264,12 @@ def _times(factor: Factor, number: float) -> Factor:
 
 
 class Rates(NamedTuple):
-    """The factors in one period of training, in which the same variables are frozen.
+    """The factors in one period of training, in which the same variables are frozen."""
 
-    Attributes:
-        start: The step at which the period begins.
-        steps: The factor of the applied step of each variable of the network.
-        decays: The factor of the optimizer's weight decay of each variable.
-        positions: The positions of the encoder's variables, and of each head's own, among these.
-    """
-
-    start: int
-    steps: tuple[Factor, ...]
-    decays: tuple[Factor, ...]
-    positions: tuple[tuple[int, ...], ...]
+    start: int  # the step at which the period begins
+    steps: tuple[Factor, ...]  # the factor of the applied step of each variable of the network
+    decays: tuple[Factor, ...]  # the factor of the optimizer's weight decay of each variable
+    positions: tuple[tuple[int, ...], ...]  # the positions of the encoder's variables, and of each head's own, among these
 
     @property
     def frozen(self) -> frozenset[int]:

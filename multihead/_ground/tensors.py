@@ -223,15 +223,10 @@ def _zeros(template: Gradient, shape: tf.Tensor) -> Gradient:
 
 
 class Rows(NamedTuple):
-    """The heads' gradients of one tensor as the rows of a matrix.
+    """The heads' gradients of one tensor as the rows of a matrix."""
 
-    Attributes:
-        values: `[num_heads, n]`, float32.
-        restore: Converts `[n]` values back to a gradient of the tensor.
-    """
-
-    values: tf.Tensor
-    restore: Callable[[tf.Tensor], Gradient]
+    values: tf.Tensor  # `[num_heads, n]`, float32
+    restore: Callable[[tf.Tensor], Gradient]  # converts `[n]` values back to a gradient of the tensor
 
     def times(self, factors: tf.Tensor | None) -> Rows:
         """Multiplies each row by its factor, `[num_heads]`; unchanged for None."""

@@ -24,17 +24,11 @@ INPUTS, LABELS = 1, 2
 
 
 class Broken(NamedTuple):
-    """The losses and gradients of an update that are not finite, before clipping; equal on all replicas.
+    """The losses and gradients of an update that are not finite, before clipping; equal on all replicas."""
 
-    Attributes:
-        heads: `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains.
-        losses: `[num_heads]` booleans: the loss.
-        variables: A boolean for the gradient of each of the network's variables.
-    """
-
-    heads: tf.Tensor
-    losses: tf.Tensor
-    variables: tf.Tensor
+    heads: tf.Tensor  # `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains
+    losses: tf.Tensor  # `[num_heads]` booleans: the loss
+    variables: tf.Tensor  # A boolean for the gradient of each of the network's variables
 
     @classmethod
     def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:

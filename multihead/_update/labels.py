@@ -21,18 +21,12 @@ from multihead.heads._named import NamedHead
 
 
 class Predictions(NamedTuple):
-    """Properties of a head's predictions, known before any data.
+    """Properties of a head's predictions, known before any data."""
 
-    Attributes:
-        spec: Their spec.
-        masked: Whether they carry a Keras mask.
-        leaves: For each floating-point leaf of the representation, whether they depend on it.
-        read_by_loss: The trainable variables of the encoder and the heads that the loss itself reads.
-    """
-
-    spec: tf.TensorSpec
-    masked: bool
-    leaves: tuple[bool, ...]
+    spec: tf.TensorSpec  # their spec
+    masked: bool  # whether they carry a Keras mask
+    leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
+    # The trainable variables of the encoder and the heads that the loss itself reads
     read_by_loss: tuple[Variable, ...] = ()
 
 
@@ -48,18 +42,12 @@ def read_different_tensors(predictions: Sequence[Predictions]) -> list[tuple[int
 
 
 class Labels(NamedTuple):
-    """A head's labels in a batch.
+    """A head's labels in a batch."""
 
-    Attributes:
-        targets: The targets for the loss, without missing values.
-        weights: The weight of each element, 0 if its label is missing.
-        unscaled: The same targets in their own units, if the head has a scaling of targets.
-        counts: One number for each row, whose sum is the count that the loss returns; None if it returns none.
-    """
-
-    targets: tf.Tensor
-    weights: tf.Tensor
-    unscaled: tf.Tensor | None = None
+    targets: tf.Tensor  # the targets for the loss, without missing values
+    weights: tf.Tensor  # the weight of each element, 0 if its label is missing
+    unscaled: tf.Tensor | None = None  # the same targets in their own units, if the head has a scaling of targets
+    # One number for each row, whose sum is the count that the loss returns; None if it returns none
     counts: tf.Tensor | None = None
 
     @property

@@ -21,17 +21,11 @@ from multihead._update.labels import Labels
 
 
 class MicroBatch(NamedTuple):
-    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch).
+    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch)."""
 
-    Attributes:
-        inputs: The inputs.
-        labels: The labels of each head that is trained.
-        measured: The labels of each head that is only measured.
-    """
-
-    inputs: Nested
-    labels: list[Labels | None]
-    measured: Sequence[Labels | None] = ()
+    inputs: Nested  # the inputs
+    labels: list[Labels | None]  # the labels of each head that is trained
+    measured: Sequence[Labels | None] = ()  # the labels of each head that is only measured
 
 
 class MicroBatches(Sequence[MicroBatch]):

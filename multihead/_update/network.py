@@ -16,17 +16,11 @@ from multihead.heads._named import NamedHead
 
 
 class ByOwner(NamedTuple):
-    """Trainable variables by owner, each of them once; or one gradient for each, None if no loss depends on the variable.
+    """Trainable variables by owner, each of them once; or one gradient for each, None if no loss depends on the variable."""
 
-    Attributes:
-        encoder: Those of the encoder.
-        heads: Those of the heads that are not variables of the encoder.
-        weighting: Those of the weighting.
-    """
-
-    encoder: list[Nested]
-    heads: list[Nested]
-    weighting: list[Nested]
+    encoder: list[Nested]  # those of the encoder
+    heads: list[Nested]  # those of the heads that are not variables of the encoder
+    weighting: list[Nested]  # those of the weighting
 
     @property
     def of_losses(self) -> list[Nested]:
@@ -46,32 +40,23 @@ class ByOwner(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """The encoder, the heads and their trainable variables.
+    """The encoder, the heads and their trainable variables."""
 
-    Attributes:
-        encoder: The shared encoder.
-        heads: The heads, in the order in which they were added.
-        variables: All trainable variables.
-        own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They
-            are those of its module, and others that its loss reads.
-        shared: For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also
-            contains, or its loss reads.
-        learned_by: For each variable in `variables.weighting`, the heads that train it.
-        stateful: For each head, whether a forward pass in training mode may change variables of its module.
-        with_state: The layers that may change variables of their own in such a pass, each with its module.
-        measured: The heads that are not trained, and have metrics.
-        frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
-    """
-
-    encoder: Layer
-    heads: tuple[NamedHead, ...]
-    variables: ByOwner
+    encoder: Layer  # the shared encoder
+    heads: tuple[NamedHead, ...]  # the heads, in the order in which they were added
+    variables: ByOwner  # all trainable variables
+    # For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They are those
+    # of its module, and others that its loss reads.
     own: tuple[tuple[int, ...], ...]
+    # For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also contains,
+    # or its loss reads
     shared: tuple[tuple[int, ...], ...]
-    learned_by: tuple[list[int], ...]
-    stateful: tuple[bool, ...]
+    learned_by: tuple[list[int], ...]  # for each variable in `variables.weighting`, the heads that train it
+    stateful: tuple[bool, ...]  # for each head, whether a forward pass in training mode may change variables of its module
+    # The layers that may change variables of their own in such a pass, each with its module
     with_state: tuple[tuple[Layer, Layer], ...] = ()
-    measured: tuple[NamedHead, ...] = ()
+    measured: tuple[NamedHead, ...] = ()  # the heads that are not trained, and have metrics
+    # The positions in `variables.all` of variables that are not trained, and need no gradients
     frozen: frozenset[int] = frozenset()
 
     @classmethod

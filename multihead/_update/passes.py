@@ -27,19 +27,13 @@ from multihead.heads._named import sum_of_losses
 
 
 class LossGradients(NamedTuple):
-    """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none.
+    """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none."""
 
-    Attributes:
-        value: `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor.
-        representation: One dense gradient per floating-point leaf of the representation.
-        own: One per variable that belongs only to the head.
-        shared: One per variable of the encoder that the head's module also contains.
-    """
-
+    # `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor
     value: tf.Tensor | None
-    representation: list[tf.Tensor | None]
-    own: list[Gradient]
-    shared: list[Gradient]
+    representation: list[tf.Tensor | None]  # one dense gradient per floating-point leaf of the representation
+    own: list[Gradient]  # one per variable that belongs only to the head
+    shared: list[Gradient]  # one per variable of the encoder that the head's module also contains
 
 
 HeadLosses = tuple[LossGradients, LossGradients]
@@ -228,21 +222,15 @@ def _refuse_or_warn(name: str, *, trains_own: bool) -> None:
 
 
 class Sums(NamedTuple):
-    """The sums of micro-batches that do not depend on how the heads are combined.
+    """The sums of micro-batches that do not depend on how the heads are combined."""
 
-    Attributes:
-        losses: `[num_heads]` loss sums, not divided by counts.
-        added_loss: The losses that calls have added, times the micro-batch's factor; None without any.
-        own: For each head, the gradients of its loss with respect to its own variables.
-        added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
-        broken: `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of
-            a shared variable, is not finite.
-    """
-
-    losses: tf.Tensor
-    added_loss: tf.Tensor | None
-    own: list[list[Gradient]]
+    losses: tf.Tensor  # `[num_heads]` loss sums, not divided by counts
+    added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's factor; None without any
+    own: list[list[Gradient]]  # for each head, the gradients of its loss with respect to its own variables
+    # For each head, the gradients of the losses added by its module with respect to its own variables
     added_own: list[list[Gradient]]
+    # `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of a shared
+    # variable, is not finite
     broken: tf.Tensor
 
     @classmethod

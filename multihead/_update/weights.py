@@ -53,31 +53,19 @@ class LossWeights(NamedTuple):
 
     Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
     each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
-
-    Attributes:
-        weighting: A weighting, or None for a weighted sum.
-        step: The number of updates applied so far, an int64 scalar.
-        active: `[num_heads]` booleans: which heads the update trains.
-        meeting: `[num_heads]` booleans: which of these train the encoder.
-        counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
-        examples: The number of examples in the whole update, over all replicas, float32.
-        scale: The factor of loss scaling, or None.
-        conditional: For each head, whether it is computed only if it is active.
-        of_heads: `[num_heads]`: the weights of the heads at this step.
-        fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
-        per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
     """
 
-    weighting: Weighting | None
-    step: tf.Tensor
-    active: tf.Tensor
-    meeting: tf.Tensor
-    counts: tf.Tensor
-    examples: tf.Tensor
-    scale: tf.Tensor | None
-    conditional: Sequence[bool]
-    of_heads: tf.Tensor
-    fixed: tf.Tensor
+    weighting: Weighting | None  # A weighting, or None for a weighted sum
+    step: tf.Tensor  # the number of updates applied so far, an int64 scalar
+    active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
+    meeting: tf.Tensor  # `[num_heads]` booleans: which of these train the encoder
+    counts: tf.Tensor  # `[num_heads]` counts of labelled elements in the whole update, over all replicas
+    examples: tf.Tensor  # the number of examples in the whole update, over all replicas, float32
+    scale: tf.Tensor | None  # the factor of loss scaling, or None
+    conditional: Sequence[bool]  # for each head, whether it is computed only if it is active
+    of_heads: tf.Tensor  # `[num_heads]`: the weights of the heads at this step
+    fixed: tf.Tensor  # `[num_heads]`: the fixed factor; 0 for an idle head
+    # `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied
     per_element: tf.Tensor
 
     @classmethod

@@ -17,22 +17,14 @@ class UnitRows(NamedTuple):
     """The rows `u_k = g_k / |g_k|`, represented by their inner products.
 
     A vector in the span of the rows is written `sum_k weights_k u_k`.
-
-    Attributes:
-        cosines: `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of idle heads.
-        norms: `[num_heads]` float64, `|g_k|`; 1 for idle heads.
-        active: `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one.
-        noise: Magnitude of the rounding errors in `cosines`.
-        dtype: Dtype of the Gramian and of the coefficients.
-        finite: Whether the Gramian is finite; a boolean scalar.
     """
 
-    cosines: tf.Tensor
-    norms: tf.Tensor
-    active: tf.Tensor
-    noise: float
-    dtype: tf.DType
-    finite: tf.Tensor
+    cosines: tf.Tensor  # `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of idle heads.
+    norms: tf.Tensor  # `[num_heads]` float64, `|g_k|`; 1 for idle heads
+    active: tf.Tensor  # `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one
+    noise: float  # magnitude of the rounding errors in `cosines`
+    dtype: tf.DType  # dtype of the Gramian and of the coefficients
+    finite: tf.Tensor  # whether the Gramian is finite; a boolean scalar
 
     @property
     def num_heads(self) -> int:

@@ -22,22 +22,14 @@ _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a 
 
 
 class LabelSpec(NamedTuple):
-    """The properties of a head's labels that are known before the first batch.
+    """The properties of a head's labels that are known before the first batch."""
 
-    Attributes:
-        name: The head's name.
-        loss: Its loss.
-        ignore_labels: The labels that mark an element without a label.
-        class_weight: The weights of its classes, or None.
-        above: The number that labels must be above to be scaled, or None.
-        of_module: The module's own rules, its method `target_problems`, or None.
-    """
-
-    name: str
-    loss: ElementLoss
-    ignore_labels: tuple[float, ...]
-    class_weight: Mapping[int, float] | None
-    above: float | None = None
+    name: str  # the head's name
+    loss: ElementLoss  # its loss
+    ignore_labels: tuple[float, ...]  # the labels that mark an element without a label
+    class_weight: Mapping[int, float] | None  # the weights of its classes, or None
+    above: float | None = None  # the number that labels must be above to be scaled, or None
+    # The module's own rules, its method `target_problems`, or None
     of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
 
     @property
@@ -52,19 +44,12 @@ class LabelSpec(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A rule for the values of labels or weights, and where a batch breaks it.
+    """A rule for the values of labels or weights, and where a batch breaks it."""
 
-    Attributes:
-        broken: Booleans, for each value or for each row of values.
-        received: The values that the rule is about.
-        rule: The argument and the rule.
-        remedy: What to do.
-    """
-
-    broken: tf.Tensor
-    received: tf.Tensor
-    rule: str
-    remedy: str
+    broken: tf.Tensor  # booleans, for each value or for each row of values
+    received: tf.Tensor  # the values that the rule is about
+    rule: str  # the argument and the rule
+    remedy: str  # what to do
 
     def message(self) -> list[str | tf.Tensor]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""

@@ -24,24 +24,16 @@ TOLERANCE = 0.01
 
 
 class Known(NamedTuple):
-    """A known function.
+    """A known function."""
 
-    Attributes:
-        over: `ELEMENTS`, `ROWS` or `CLASSES`.
-        low: The smallest label that it takes, or None.
-        high: The largest, or None. Class numbers end where the predictions' last axis does.
-        largest: For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides
-            each row by its sum. None for other functions.
-        has_logits: Whether such a function can also take logits, with `from_logits=True`.
-        positive: Whether it is meant for numbers of at least 0, although it takes others.
-    """
-
-    over: str
-    low: float | None = None
-    high: float | None = None
+    over: str  # `ELEMENTS`, `ROWS` or `CLASSES`
+    low: float | None = None  # the smallest label that it takes, or None
+    high: float | None = None  # the largest, or None. Class numbers end where the predictions' last axis does.
+    # For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides each row by
+    # its sum. None for other functions.
     largest: float | None = None
-    has_logits: bool = False
-    positive: bool = False
+    has_logits: bool = False  # whether such a function can also take logits, with `from_logits=True`
+    positive: bool = False  # whether it is meant for numbers of at least 0, although it takes others
 
 
 _BY_PROPERTIES = {

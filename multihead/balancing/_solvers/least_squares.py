@@ -101,22 +101,17 @@ def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
 
 
 class DualCone(NamedTuple):
-    """The dual cone of unit rows.
+    """The dual cone of unit rows."""
 
-    Attributes:
-        rows: The unit rows.
-        projections: `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone.
-        squares: `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`.
-        opposed: `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points
-            exactly in the opposite direction. Everything in the cone is orthogonal to them.
-        removal: `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component
-            orthogonal to the opposed rows.
-    """
-
-    rows: UnitRows
+    rows: UnitRows  # the unit rows
+    # `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone
     projections: tf.Tensor
-    squares: tf.Tensor
+    squares: tf.Tensor  # `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`
+    # `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points exactly in the
+    # opposite direction. Everything in the cone is orthogonal to them.
     opposed: tf.Tensor
+    # `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component orthogonal to
+    # the opposed rows
     removal: tf.Tensor
 
     def lifts(self, linear: tf.Tensor) -> tf.Tensor:
