@@ -70,22 +70,8 @@ class Faults:
     """Counts updates that are skipped because they are not finite, remembers the last one, and stops training.
 
     With loss scaling, a gradient that is not finite while its loss is finite means that the scale is too large: the
-    optimizer lowers it, and the update does not count as a fault until the scale is 1.
-
-    Args:
-        network: The network.
-        mode: One of `ON_NONFINITE`.
-        limit: The number of updates skipped in a row at which training stops; None: it does not.
-        window: The number of batches of an update.
-
-    Attributes:
-        numbers: `[4]` int64, of the last fault: how many updates in a row were skipped up to it; the number of updates
-            before it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must
-            stop, they stay as they are until it has.
-        flags: For each head, and then for each variable, whether it was not finite in the last fault.
-        numbers_of_epoch: `[2]` int64: how many updates were skipped, and how many of them because loss scaling lowers its
-            factor.
-        flags_of_epoch: As `flags`, for all others of the epoch.
+    optimizer lowers it, and the update does not count as a fault until the scale is 1. Training stops at `limit` updates
+    skipped in a row, if it is not None; `mode` is one of `ON_NONFINITE`, and `window` the number of batches of an update.
     """
 
     def __init__(self, network: Network, mode: str, limit: int | None, window: int) -> None:
@@ -93,6 +79,10 @@ class Faults:
         self._limit = 1 if mode == "raise" else limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
+        # The numbers are of the last fault: how many updates in a row were skipped up to it; the number of updates before
+        # it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they
+        # stay as they are until it has. The flags say for each head, and then for each variable, whether it was not finite.
+        # Of the epoch, they are of all other updates, and the numbers are of those skipped, and of those for loss scaling.
         flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
         self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)
         self.numbers_of_epoch, self.flags_of_epoch = map(first_replica_variable, (tf.zeros([2], tf.int64), flags))
@@ -171,11 +161,7 @@ class Faults:
     # ------------------------------------------------------------------------------------------- as text
 
     def stop(self) -> None:
-        """Raises an error if an update has said that training must stop.
-
-        Raises:
-            ValueError: It must.
-        """
+        """Raises a `ValueError` if an update has said that training must stop."""
         run, *_ = numbers = _now(self.numbers)
         if self._limit is None or run < self._limit:
             return

@@ -43,16 +43,7 @@ HeadLosses = tuple[LossGradients, LossGradients]
 class HeadsPass:
     """The forward pass of a micro-batch, and the backward passes of the heads down to the representation.
 
-    Args:
-        network: The encoder and the heads.
-        micro_batch: Inputs and labels.
-        weights: How much the losses count.
-        is_repeated: Whether there may be several backward passes through the encoder.
-
-    Attributes:
-        network: The argument.
-        heads: The losses of each head and their gradients; None for a head without targets in the micro-batch.
-        at_representation: For each head, the gradients of its loss at the representation.
+    There may be several backward passes through the encoder if it `is_repeated`.
     """
 
     def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool) -> None:
@@ -66,7 +57,7 @@ class HeadsPass:
         self._representation = DetachedRepresentation(representation)
         measure(network.measured, self._representation.nest, micro_batch.measured)
         self._factors = tf.unstack(weights.per_element)
-        self.heads: list[HeadLosses | None] = []
+        self.heads: list[HeadLosses | None] = []  # None for a head without targets in the micro-batch
         for k, labels in enumerate(micro_batch.labels):
             if labels is not None and weights.conditional[k]:
                 self.heads.append(self._head_if(runs(network.heads[k], weights.active[k], labels), k, labels))

@@ -39,15 +39,7 @@ def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
 
 
 class DetachedRepresentation:
-    """The representation with its floating-point leaves detached from the encoder.
-
-    Args:
-        representation: The encoder's output: a tensor or any nest of tensors.
-
-    Attributes:
-        attached: The floating-point leaves as returned by the encoder, each once.
-        leaves: The same leaves, detached.
-        nest: The representation with detached leaves; other leaves (masks, lengths) pass through, Keras masks are kept.
+    """The encoder's output, a nest of tensors, with its floating-point leaves detached from the encoder.
 
     Raises:
         ValueError: There is no floating-point leaf.
@@ -60,6 +52,7 @@ class DetachedRepresentation:
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
         leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
+        # The floating-point leaves, each once, and the nest with detached ones; other leaves pass through; masks are kept.
         self.attached, self.leaves = list(attached.values()), list(detached.values())
         self.nest = tf.nest.pack_sequence_as(representation, leaves)
         if not self.leaves:

@@ -19,17 +19,11 @@ from multihead.rates import Rates
 
 
 class RollBack:
-    """Remembers the values of variables, to restore them later.
-
-    Args:
-        variables: The variables; their values are read when this is created.
-
-    Attributes:
-        values: The values to restore. They must be passed through `merge_call` to leave the replicas.
-    """
+    """Remembers the values of variables as they are when it is created, to restore them later."""
 
     def __init__(self, variables: Iterable[tf.Variable] = ()) -> None:
         self._variables = list(variables)
+        # They must be passed through `merge_call` to leave the replicas.
         self.values = [variable.value() for variable in self._variables]
 
     def restore(self) -> None:

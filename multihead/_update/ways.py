@@ -32,18 +32,11 @@ Found = tuple[Sums, Losses, Combined]
 class Way(ABC):
     """One way through the encoder: gathers gradients over micro-batches, and combines the heads' into one.
 
-    Args:
-        balancer: A balancer, or None for the plain sum.
-        measure: Computes inner products at the representation, or None.
-
-    Attributes:
-        measure: The argument.
-        per_head: Whether each head has a backward pass of its own through the encoder.
-        may_reuse: Whether an update may reuse coefficients, and then makes one backward pass for all heads.
+    The plain sum has no balancer; `measure` computes inner products at the representation, unless it is None.
     """
 
-    per_head = False
-    may_reuse = False
+    per_head = False  # whether each head has a backward pass of its own through the encoder
+    may_reuse = False  # whether an update may reuse coefficients, and then makes one backward pass for all heads
 
     def __init__(self, balancer: Balancer | None = None, measure: Measure | None = None) -> None:
         self._balancer, self.measure = balancer, measure
@@ -104,11 +97,7 @@ class CombinedFirst(Way):
 class PassPerHead(Way):
     """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches.
 
-    Args:
-        balancer: A balancer, or None for the plain sum.
-        measure: As in `Way`.
-        at_parameters: Whether the gradients of the encoder's parameters are balanced, not those at the representation.
-        may_reuse: As in `Way`.
+    With `at_parameters`, the gradients of the encoder's parameters are balanced, not those at the representation.
     """
 
     per_head = True

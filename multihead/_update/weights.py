@@ -88,18 +88,12 @@ class LossWeights(NamedTuple):
 
 
 class Losses:
-    """The losses of an update over all replicas, and what their weights are.
+    """The losses of an update over all replicas, from this replica's loss sums, `[num_heads]`, and what their weights are.
 
-    Args:
-        given: The weights before the losses were known.
-        sums: `[num_heads]` loss sums of this replica, over all micro-batches.
-
-    Attributes:
-        given: The argument.
-        factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights.
-        total: This replica's contribution to the total loss, without added losses.
-        regularizer: The part of the total that does not depend on the losses, or None.
-        weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
+    Attributes:     factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are
+    the weights.     total: This replica's contribution to the total loss, without added losses.     regularizer: The part of
+    the total that does not depend on the losses, or None.     weights: `[num_heads]`: the derivatives of the total with
+    respect to the heads' losses; 0 for idle heads.
     """
 
     def __init__(self, given: LossWeights, sums: tf.Tensor) -> None:

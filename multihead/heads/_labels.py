@@ -36,18 +36,11 @@ def mask_missing(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
 
-    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient. If they are
-    to be checked, labels that the loss cannot take and invalid weights raise an error; compiled by XLA, which has no errors,
-    their weight is infinite instead, so that the update is not applied.
-
-    Args:
-        spec: The rules for the head's labels.
-        targets: The head's targets, `[batch, ...]`.
-        sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
-        predictions: The spec of the head's predictions.
-        mask: The Keras mask of the predictions, or None.
-        check: Whether labels and weights are checked.
-        complete: Whether it is known that no target marks a missing label.
+    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient. Targets and
+    sample weights are `[batch, ...]`, the weights also `[batch]` or None for ones; `mask` is the Keras mask of the
+    predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise an error; compiled by
+    XLA, which has no errors, their weight is infinite instead, so that the update is not applied. It may be known that
+    targets are `complete`: none marks a missing label.
 
     Returns:
         The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.

@@ -59,25 +59,15 @@ _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossen
 
 
 class HeadMetric:
-    """A metric and the part of targets and predictions that it reads.
-
-    Args:
-        metric: The Keras metric.
-
-    Attributes:
-        over: `"elements"`, `"rows"` or `"classes"`; None if it is not known.
-        column: The only column that it reads, or None.
-        by_column: Whether it distinguishes columns although it counts elements.
-        reading: How it is updated if it is not known what it reads; found by `build`.
-        counted: The number of rows that count, which may be none although there are labels; None if it need not be known.
-    """
+    """A Keras metric and the part of targets and predictions that it reads."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
-        self.over: str | None = None
-        self.column: int | None = None
-        self.by_column = False
-        self.reading: Reading | None = None
+        self.over: str | None = None  # `"elements"`, `"rows"` or `"classes"`; None if it is not known
+        self.column: int | None = None  # the only one that it reads
+        self.by_column = False  # whether it distinguishes columns although it counts elements
+        self.reading: Reading | None = None  # how it is updated if it is not known what it reads; found by `build`
+        # The number of rows that count, which may be none although there are labels; None if it need not be known.
         self.counted: Metric = None
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:

@@ -19,20 +19,16 @@ def nonnegative_least_squares(
 ) -> tf.Tensor:
     """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
 
-    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
-    pivots, so that an iteration is one rank-one update and needs no linear solver. A column enters only if it is
-    linearly independent of the passive set within `tolerance`, so that equal and opposite columns are handled.
+    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal pivots, so
+    that an iteration is one rank-one update and needs no linear solver. A column enters only if it is linearly independent
+    of the passive set, so that equal and opposite columns are handled.
 
     Args:
-        gramian: `[n, n]` float64, `a_i . a_j`, or one for each target, `[num_targets, n, n]`; the columns have about unit
-            norm.
-        linear: `[num_targets, n]` float64, `a_k . t`.
-        square: `[num_targets]` float64, `|t|^2`, about 1.
+        gramian: `[n, n]`, `a_i . a_j` of columns of about unit norm, or one for each target, `[num_targets, n, n]`.
+        linear: `[num_targets, n]`, `a_k . t`.
+        square: `[num_targets]`, `|t|^2`, about 1.
         noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
         tolerance: Squared norm below which a vector is treated as zero.
-
-    Returns:
-        `[num_targets, n]` float64: `v`.
 
     Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """
@@ -167,15 +163,11 @@ def followed(
     """Weights `v >= 0` of the displacement to a point of the path, by search along the path: for rows of any kind.
 
     The point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k. With `m`
-    as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target
-    `(t, level)`: the higher the level, the longer the displacement.
-
-    Args:
-        rows: The unit rows.
-        products: `[num_heads]` float64, `u_k . t`.
-        is_short: From the inner products with `t` and the squared norms of displacements, whether they end before the point.
-        fraction: From a displacement before the point, the step to one behind it, the inner products of the unit rows with
-            this step, and the squared norm of the first: the fraction of the step to go.
+    as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target `(t,
+    level)`: the higher the level, the longer the displacement. `products` are the `u_k . t`. `is_short` says of
+    displacements with some inner products with `t` and squared norms whether they end before the point; `fraction` finds how
+    far to go from one before it to one behind it: from the first, the step, its products with the unit rows, and the squared
+    norm of the first.
     """
     inverses = inverse_norms(rows)
 

@@ -22,22 +22,16 @@ def pivot(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds weights `v >= 0` with slopes `s >= 0` of which one is 0 for each index, for several problems at once.
 
-    Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope
-    has the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of
-    rounds hardly depends on the number of indices; where it exceeds `MOST_ROUNDS`, the caller needs another method.
+    Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope has
+    the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of rounds
+    hardly depends on the number of indices; where it exceeds `MOST_ROUNDS`, the caller needs another method.
 
-    Args:
-        matrix: `[n, n]` float64, positive definite; see `definiteness`.
-        start: `[..., n]` booleans: the passive set of the first round. Where it is empty, 0 is the solution.
-        trial: Gets the matrix with the identity outside of the passive set, `[..., n, n]`, and the set; returns the weights,
-            0 outside of the set, and the slopes, both `[..., n]`.
-        noise: Magnitude of the rounding errors of slopes.
+    The matrix is positive definite (see `definiteness`); `start`, `[..., n]` booleans, is the first passive set: where it is
+    empty, 0 is the solution. `trial` gets the matrix with the identity outside of the passive set, and the set; it returns
+    the weights, 0 outside of the set, and the slopes. Returns the weights, and whether they solve all problems.
 
-    Returns:
-        `[..., n]` float64 weights, and a boolean scalar: whether they solve all problems.
-
-    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; with
-    the safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
+    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; with the
+    safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
     """
     size = int(matrix.shape[-1])
     identity = tf.constant(np.eye(size))
