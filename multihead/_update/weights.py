@@ -90,10 +90,11 @@ class LossWeights(NamedTuple):
 class Losses:
     """The losses of an update over all replicas, from this replica's loss sums, `[num_heads]`, and what their weights are.
 
-    Attributes:     factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are
-    the weights.     total: This replica's contribution to the total loss, without added losses.     regularizer: The part of
-    the total that does not depend on the losses, or None.     weights: `[num_heads]`: the derivatives of the total with
-    respect to the heads' losses; 0 for idle heads.
+    Attributes:
+        factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights.
+        total: This replica's contribution to the total loss, without added losses.
+        regularizer: The part of the total that does not depend on the losses, or None.
+        weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
     """
 
     def __init__(self, given: LossWeights, sums: tf.Tensor) -> None:
