@@ -183,12 +183,7 @@ class WhileConflicting(Schedule):
     uses = ("gramian",)
 
     def __init__(
-        self,
-        threshold: float = 0.0,
-        *,
-        momentum: float = 0.9,
-        probe_every: int = 10,
-        turns: Mapping[str, int] | None = None,
+        self, threshold: float = 0.0, *, momentum: float = 0.9, probe_every: int = 10, turns: Mapping[str, int] | None = None
     ) -> None:
         super().__init__()
         if not is_number(threshold) or not -1 <= threshold <= 1:

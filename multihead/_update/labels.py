@@ -75,12 +75,7 @@ def fully_labelled(
 
 
 def read_labels(
-    network: Network,
-    predictions: Sequence[Predictions],
-    batch: Batch,
-    *,
-    check: bool = True,
-    complete: Collection[str] = (),
+    network: Network, predictions: Sequence[Predictions], batch: Batch, *, check: bool = True, complete: Collection[str] = ()
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 

@@ -65,7 +65,7 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     return UnitRows(cosines, norms, active, noise, dtype, finite)
 
 
-def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """The mean gradient, weighted by a preference.
 
     Returns its weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its norm, 1

@@ -87,12 +87,7 @@ class ElementLoss:
     """
 
     def __init__(
-        self,
-        function: Function,
-        name: str,
-        ignore_label: int | None,
-        original: Loss,
-        known: Known | None = None,
+        self, function: Function, name: str, ignore_label: int | None, original: Loss, known: Known | None = None
     ) -> None:
         self._function = function
         self.name = name

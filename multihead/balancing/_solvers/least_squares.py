@@ -41,9 +41,7 @@ def nonnegative_least_squares(
     passive = tf.zeros_like(linear, dtype=tf.bool)
     done = tf.zeros_like(square, dtype=tf.bool)
 
-    def step(
-        tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def step(tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
         last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
         goal = where(passive, last, 0.0)
         leaves = passive & (goal <= 0)
@@ -188,9 +186,7 @@ def followed(
 
     parts = tf.linspace(tf.constant(0.0, tf.float64), 1.0, len(_LEVELS))
 
-    def narrow(
-        count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def narrow(count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Refines the grid between the two levels whose displacements bracket the point."""
         lifts, squares = ways(levels)
         are_short = is_short(tf.linalg.matvec(lifts, products), squares)

@@ -48,9 +48,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
     def is_unfinished(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
         return (count < 30) & (worst > 1e-15)
 
-    def sweep(
-        count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sweep(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         worst = tf.constant(0.0, tf.float64)
 
         def turn(
