@@ -22,7 +22,7 @@ import tensorflow as tf
 from examples._command_line import whole
 from examples._orders import draw_requests
 from examples._requests import OPTIONS as FILES
-from examples._requests import Rows, read_files
+from examples._requests import Rows, columns, read_files
 from examples._shared import Session, run_program
 from examples._spans import SpanF1
 from multihead import Head, MultiHeadTrainer, clipping, losses
@@ -129,8 +129,8 @@ class Model:
     def fit(self, rows: Rows, updates: int, seed: int, advance: Callable[[], None]) -> None:
         """Trains with a rate that decays to zero; calls `advance` `PARTS` times."""
         steps = -(-updates // PARTS)
-        rate = keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps)
-        self.trainer.compile(keras.optimizers.Adam(rate), clip=clipping.ByGlobalNorm(5.0), telemetry=None)
+        adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps))
+        self.trainer.compile(adam, clip=clipping.ByGlobalNorm(5.0), telemetry=None)
         tell = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: advance())
         self.trainer.fit(self.batches(rows, seed), epochs=PARTS, steps_per_epoch=steps, callbacks=[tell], verbose=0)
 
@@ -154,11 +154,6 @@ class Model:
             "slots": lambda ids: tf.gather(self.tags, ids),
         }
         self.trainer.export(folder, preprocess=self.reader, postprocess=steps)
-
-
-def columns(rows: Rows) -> dict[str, np.ndarray]:
-    """The cells of each column."""
-    return {name: np.array([row[name] for row in rows]) for name in ("text", "tags", "intent")}
 
 
 def body(session: Session) -> None:

@@ -18,13 +18,14 @@ import tensorflow as tf
 
 from benchmarks.research.runner import DataSet
 from examples._command_line import InputError
+from examples._requests import columns
 from examples._spans import SpanF1
-from examples.intents import BATCH, Model, columns
+from examples.intents import BATCH, Model
 from multihead import MultiHeadTrainer
 
 UNITS, NUM_HELD_OUT = 64, 700
 METRICS = {"intent": ("intent_accuracy", "max"), "slots": ("slots_f1", "max")}
-WEIGHTS = ("slots 0.3", "slots 3", "slots 10")
+WEIGHTS = ("slots 0.3", "slots 3")
 
 
 def read(folder: Path, part: str) -> list[dict[str, str]]:
@@ -56,7 +57,9 @@ def measure(tags: list[str], trainer: MultiHeadTrainer, part: tf.data.Dataset) -
     return {name: float(score) for head, (name, score) in scores.items() if head in y}
 
 
-def sentences(size: int, updates: int, has_all_slots: bool, folder: Path, every: int = 1) -> DataSet:
+def sentences(
+    size: int, updates: int, rates: tuple[float, ...], has_all_slots: bool, folder: Path, every: int = 1
+) -> DataSet:
     """So many sentences to train on, with the slots of all of them or of every second one."""
     rows = read(folder, "train")
     held_out, rows = rows[:NUM_HELD_OUT], rows[NUM_HELD_OUT:][: size // every]
@@ -76,12 +79,11 @@ def sentences(size: int, updates: int, has_all_slots: bool, folder: Path, every:
         return Model(rows, held_out + test, units).trainer
 
     measured = functools.partial(measure, model.tags)
-    return DataSet(build, UNITS, data, METRICS, updates, BATCH, {"Adam": (2e-3, 5e-3)}, measured, clip=5.0)
+    return DataSet(build, UNITS, data, METRICS, updates, BATCH, {"Adam": rates}, measured, clip=5.0)
 
 
 SETS = {
-    "all sentences": functools.partial(sentences, 13084, 1200, True),
-    "all sentences, half of the slots": functools.partial(sentences, 13084, 1200, False),
-    "1,000 sentences": functools.partial(sentences, 1000, 600, True),
-    "1,000 sentences, half of the slots": functools.partial(sentences, 1000, 600, False),
+    f"{name}{ending}": functools.partial(sentences, size, updates, rates, has_all_slots)
+    for name, size, updates, rates in (("1,000 sentences", 1000, 600, (2e-3, 5e-3)), ("all sentences", 13084, 800, (2e-3,)))
+    for ending, has_all_slots in (("", True), (", half of the slots", False))
 }
