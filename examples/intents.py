@@ -118,12 +118,12 @@ class Model:
         intent = tf.reduce_max(tf.where(is_intent, tf.range(len(self.intents)), NO_LABEL), axis=1)
         return inputs, {"slots": tags, "intent": intent}
 
-    def batches(self, rows: Rows, seed: int) -> tf.data.Dataset:
+    def batches(self, rows: Rows, seed: int, size: int = BATCH) -> tf.data.Dataset:
         """Batches of texts of similar length, without end."""
         lengths = [len(row["text"].split()) for row in rows]
         edges = sorted({int(edge) + 1 for edge in np.quantile(lengths, [0.2, 0.4, 0.6, 0.8, 0.95])})
         data = tf.data.Dataset.from_tensor_slices((np.array(lengths, "int32"), columns(rows))).shuffle(len(rows), seed=seed)
-        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [BATCH] * (len(edges) + 1))
+        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [size] * (len(edges) + 1))
         return data.map(lambda length, row: self.data(row), num_parallel_calls=tf.data.AUTOTUNE).prefetch(8)
 
     def fit(self, rows: Rows, updates: int, seed: int, advance: Callable[[], None]) -> None:
