@@ -1,8 +1,8 @@
 """Requests to an assistant: does the intent help to find the slots, or the slots the intent?
 
 The model is that of `examples.intents`, with narrower recurrent layers; the data are Snips. With half of the slots, every
-second sentence has its intent only. The weight is chosen on 700 of the training sentences; results are those on the validation
-file.
+second sentence has its intent only. The weight is chosen on 700 of the training sentences; results are those on the
+validation file.
 """
 
 from __future__ import annotations
