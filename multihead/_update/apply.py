@@ -19,13 +19,13 @@ from multihead._ground.optimizers import (
 )
 from multihead._ground.replicas import assign, local
 from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
-from multihead._ground.types import Gradient, Nested, Optimizer, Tensor, Variable
+from multihead._ground.types import Gradient, Nested, Optimizer, Tensor
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Change, RollBack, Update
 from multihead.clipping import keeps_finite
-from multihead.rates import Factor, values_at
+from multihead.rates import values_at
 
 AnyChange = TypeVar("AnyChange", bound=Change)
 
@@ -124,13 +124,11 @@ def _apply_to_active(
         return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
 
     before = unless_all_train(lambda: RollBack(stay).values, [variable.dtype for variable in stay])
-    variables, rates = [spec.network.variables.all[i] for i in places], spec.rates
     with tf.control_dependencies(before):
-        if rates.is_plain:
-            apply_reduced_gradients(strategy, optimizer, gradients, variables)
+        if spec.rates.is_plain:
+            apply_reduced_gradients(strategy, optimizer, gradients, [spec.network.variables.all[i] for i in places])
         else:
-            factors = [(rates.steps[i], rates.decays[i]) for i in places]
-            _apply_scaled(strategy, optimizer, gradients, variables, [spec.slots[i] for i in places], factors, step)
+            _apply_scaled(strategy, spec, optimizer, gradients, places, step)
 
     def restore() -> list[tf.Tensor]:
         old_values = iter(before)
@@ -146,11 +144,10 @@ def _apply_to_active(
 
 def _apply_scaled(
     strategy: tf.distribute.Strategy,
+    spec: UpdateSpec,
     optimizer: Optimizer,
     gradients: Sequence[Gradient],
-    variables: Sequence[Variable],
-    slots: Sequence[Sequence[tf.Variable]],
-    factors: Sequence[tuple[Factor, Factor]],
+    places: Sequence[int],
     step: tf.Tensor,
 ) -> None:
     """Applies the optimizer, and then moves each variable to `v_old + factor * (v_opt - v_old)`.
@@ -158,7 +155,8 @@ def _apply_scaled(
     A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
     returns 0, the variable and its slots do not change.
     """
-    steps, decays = (values_at(each, step) for each in zip(*factors))
+    steps, decays = (values_at([of[i] for i in places], step) for of in (spec.rates.steps, spec.rates.decays))
+    variables, slots = [spec.network.variables.all[i] for i in places], [spec.slots[i] for i in places]
     tensors = [tensor_variable(variable) for variable in variables]
     scaled = [i for i, factor in enumerate(steps) if not isinstance(factor, float) or factor != 1]
     before = {i: tf.identity(tensors[i].read_value()) for i in scaled}

@@ -163,13 +163,8 @@ def runs(head: NamedHead, active: tf.Tensor, labels: Labels) -> tf.Tensor:
 
 def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
     """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
-
-    def count(labels: Labels | None) -> tf.Tensor:
-        if labels is None:
-            return tf.constant(0.0)
-        return tf.reduce_sum(labels.weights if labels.counts is None else labels.counts)
-
-    return tf.stack([count(each) for each in labels])
+    counted = [each if each is None else each.weights if each.counts is None else each.counts for each in labels]
+    return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each) for each in counted])
 
 
 def count_over_replicas(

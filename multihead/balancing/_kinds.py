@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -203,14 +204,13 @@ class Every(Balancer):
 
             return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
 
-        @as_is
-        def of_first(strategy: tf.distribute.Strategy, *values: Tensor) -> tf.Tensor:
-            return solve_if_due(*tf.nest.map_structure(lambda value: local(strategy, value), values))
-
         given = (gramian, tf.cast(step, tf.int64), known)
         if num_replicas() == 1:
             found = solve_if_due(*given)
         else:  # inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there
+            of_first = as_is(
+                lambda strategy, *values: solve_if_due(*tf.nest.map_structure(partial(local, strategy), values))
+            )
             found = tf.distribute.get_replica_context().merge_call(of_first, args=given)
         return tf.cast(found, gramian.dtype)
 

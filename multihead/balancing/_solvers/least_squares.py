@@ -61,11 +61,10 @@ def nonnegative_least_squares(
         solution = where(done[:, None], solution, where(leaves & mark, zero, tf.maximum(moved, zero)))
         return _exchange(tableau, mark), solution, passive ^ mark, ~changes
 
-    def is_unfinished(*state: tf.Tensor) -> tf.Tensor:
-        return ~tf.reduce_all(state[3])
-
     state = (tableau, solution, passive, done)
-    tableau, solution, passive, _ = tf.while_loop(is_unfinished, step, state, maximum_iterations=8 * size + 8)
+    tableau, solution, passive, _ = tf.while_loop(
+        lambda *state: ~tf.reduce_all(state[3]), step, state, maximum_iterations=8 * size + 8
+    )
     # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
     slope = where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
     correction = where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)

@@ -49,19 +49,12 @@ def pivot(
         wrong = where(passive, weights < -1e-13, slopes < -noise)
         return count + 1, passive, wrong, weights, tf.minimum(fewest, number), left
 
-    def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, *__: tf.Tensor) -> tf.Tensor:
-        return (count < MOST_ROUNDS) & tf.reduce_any(wrong)
-
-    zero = tf.constant(0)
-    state = (
-        zero,
-        tf.zeros_like(start),
-        start,
-        tf.zeros(start.shape, tf.float64),
-        zero + start.shape.num_elements() + 1,
-        zero,
+    zero, nothing = tf.constant(0), tf.zeros(start.shape, tf.float64)
+    _, _, wrong, weights, *_ = tf.while_loop(
+        lambda count, _, wrong, *__: (count < MOST_ROUNDS) & tf.reduce_any(wrong),
+        step,
+        (zero, tf.zeros_like(start), start, nothing, zero + start.shape.num_elements() + 1, zero),
     )
-    _, _, wrong, weights, *_ = tf.while_loop(is_unfinished, step, state)
     return tf.maximum(weights, 0.0), ~tf.reduce_any(wrong)
 
 

@@ -45,9 +45,6 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
 
-    def is_unfinished(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
-        return (count < 30) & (worst > 1e-15)
-
     def sweep(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         worst = tf.constant(0.0, tf.float64)
 
@@ -61,7 +58,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
         return count + 1, *one_after_another(turn, (columns, basis, worst), tf.constant(_rounds(size)))
 
     state = (tf.constant(0), columns, basis, tf.constant(tf.float64.max, tf.float64))
-    _, columns, basis, _ = tf.while_loop(is_unfinished, sweep, state)
+    _, columns, basis, _ = tf.while_loop(lambda count, *others: (count < 30) & (others[-1] > 1e-15), sweep, state)
     singular = tf.sqrt(tf.reduce_sum(columns**2, axis=0))
     return singular, basis, singular > _ROUNDING * _sizes(basis, norms)
 
