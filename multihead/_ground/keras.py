@@ -113,12 +113,10 @@ class KerasHooks:
         return logs
 
     def _validate_and_get_metrics_result(self, logs: Logs) -> Logs:
-        """Called by Keras 2 at the end of an epoch."""
+        """Called by Keras 2 at the end of an epoch, and by Keras 3 under another name."""
         return self._latest_logs(logs)
 
-    def _get_metrics_result_or_logs(self, logs: Logs) -> Logs:
-        """Called by Keras 3 at the end of an epoch."""
-        return self._latest_logs(logs)
+    _get_metrics_result_or_logs = _validate_and_get_metrics_result
 
     def _flatten_metrics_in_order(self, logs: Mapping[str, Nested]) -> Nested:
         """Called by Keras 3 to turn logs into a list, in the order of `metrics_names` as on Keras 2."""

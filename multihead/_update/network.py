@@ -71,20 +71,13 @@ class Network:
         """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
-        of_heads: list[Variable] = []
-        in_heads: dict[int, int] = {}
-        read: list[list[int]] = []
-        for head in heads:
-            read.append([])
-            for variable in getattr(head.module, "trainable_variables", []):
-                key = id(tensor_variable(variable))
-                read[-1].append(key)
-                if key not in in_encoder and key not in in_heads:
-                    in_heads[key] = len(of_heads)
-                    of_heads.append(variable)
+        of_modules = [list(getattr(head.module, "trainable_variables", [])) for head in heads]
+        found = {id(tensor_variable(variable)): variable for variables in of_modules for variable in variables}
+        of_heads = [variable for key, variable in found.items() if key not in in_encoder]
+        in_heads = {id(tensor_variable(variable)): i for i, variable in enumerate(of_heads)}
         own, shared = [], []
-        for head, keys, others in zip(heads, read, read_by_losses or [()] * len(heads)):
-            keys = list(dict.fromkeys([*keys, *(id(tensor_variable(variable)) for variable in others)]))
+        for head, variables, others in zip(heads, of_modules, read_by_losses or [()] * len(heads)):
+            keys = list(dict.fromkeys(id(tensor_variable(variable)) for variable in (*variables, *others)))
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
             shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder and head.trains_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)

@@ -73,10 +73,6 @@ class Chain(Balancer):
             step.build(input_shape)
         super().build(input_shape)
 
-    def _check_num_heads(self, num_heads: int) -> None:
-        for step in self.steps:
-            step._check_num_heads(num_heads)
-
     def coefficients(self, gramian: tf.Tensor, **known: Tensor) -> tf.Tensor:
         gramian = tf.convert_to_tensor(gramian)
         wide = tf.cast(gramian, tf.float64)
