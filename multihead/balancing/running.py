@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.tensors import gramian, where
+from multihead._ground.tensors import gramian, unchecked, where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_positive
-from multihead.balancing._kinds import RunningBalancer, combined, prepared
+from multihead.balancing._base import Balancer
+from multihead.balancing._kinds import prepared
+
+
+class RunningBalancer(Balancer):
+    """A balancer that stores one encoder gradient per head, and counts each head's updates.
+
+    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
+    idle head does not change. It needs `num_heads` times the memory of the encoder. It works only at the parameters,
+    because the elements of a representation belong to examples and cannot be averaged over updates.
+    """
+
+    uses: tuple[str, ...] = ("gradients",)
+    levels: tuple[str, ...] = ("parameters",)
+    rescales = False
+
+    def create_state(self, num_heads: int) -> None:
+        if None in self.sizes:
+            raise ValueError(
+                f"`input_shape` must contain the numbers of parameters for {type(self).__name__}, which stores running "
+                f"gradients. Received: sizes {list(self.sizes)}. Build it with a list of (num_heads, size), one per "
+                "gradient tensor."
+            )
+        self.counts = self.add_state("counts", (num_heads,), dtype="int64")
+        sizes = [size for size in self.sizes if size is not None]
+        self.running = [self.add_state(f"running_{index}", (num_heads, size)) for index, size in enumerate(sizes)]
+
+    def combine(self, gradients: Sequence[tf.Tensor], *_: Tensor, losses: Tensor = None) -> list[tf.Tensor]:
+        expected = [tuple(tensor_variable(variable).shape) for variable in self.running]
+        received = [tuple(rows.shape) for rows in gradients]
+        if expected != received:
+            raise ValueError(
+                f"`gradients` must have the shapes for which {type(self).__name__} was built, {expected}. "
+                f"Received: {received}. Use one balancer per encoder."
+            )
+        rows, active, finite = prepared(gradients)
+        counts, running = tensor_variable(self.counts), [tensor_variable(variable) for variable in self.running]
+        counts.assign_add(tf.cast(active, tf.int64))
+        number = tf.cast(tf.convert_to_tensor(counts), tf.float64)
+        old = [tf.cast(tf.convert_to_tensor(variable), tf.float64) for variable in running]
+        weights, new, tensors = self._weigh(rows, old, active, number, losses)
+        for variable, value in zip(running, new):
+            variable.assign(tf.cast(value, tf.float32))
+        with unchecked():
+            weights = where(finite, weights, float("nan"))
+        sums = [tf.linalg.matvec(each, weights, transpose_a=True) for each in tensors]
+        return [tf.cast(each, original.dtype) for each, original in zip(sums, gradients)]
+
+    @abstractmethod
+    def _weigh(
+        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """The heads' weights, the new running gradients, and the rows to add, which may be these, all float64.
+
+        Args:
+            rows: Each tensor's gradients by head.
+            old: The running gradients before the update.
+            active: `[num_heads]` booleans: which heads have a gradient.
+            counts: `[num_heads]`: how many updates they had, this one included.
+            losses: `[num_heads]` losses, or None.
+        """
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -49,8 +110,6 @@ class MoCo(RunningBalancer):
     softmax and the scaling of gradients by losses that some implementations add.
     """
 
-    rescales = False
-
     def __init__(
         self,
         beta: float = 0.5,
@@ -73,16 +132,13 @@ class MoCo(RunningBalancer):
         uniform = keras.initializers.Constant(1.0 / num_heads)
         self.weights_of_heads = self.add_state("weights", (num_heads,), uniform)
 
-    def combine(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        self._check_gradients(gradients)
-        rows, active, finite = prepared(gradients)
-        counts = self._count(active)
+    def _weigh(
+        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         rate = self.beta / tf.pow(tf.maximum(counts, 1.0), self.beta_decay)
         rate = where(active, where(counts > 1, rate, 1.0), 0.0)[:, None]
         # Not `old + rate (new - old)`: rows that are not finite have rate 0.
-        running = [where(rate > 0, (1.0 - rate) * old + rate * new, old) for old, new in zip(self._read(), rows)]
-        self._write(running)
-
+        running = [where(rate > 0, (1.0 - rate) * each + rate * new, each) for each, new in zip(old, rows)]
         takes_part = tf.cast(active, tf.float64)
         variable = tensor_variable(self.weights_of_heads)
         kept = tf.cast(tf.convert_to_tensor(variable), tf.float64)
@@ -93,7 +149,7 @@ class MoCo(RunningBalancer):
         slope = tf.linalg.matvec(gramian(running), weights) + self.rho * weights
         weights = _onto_simplex(weights - step * slope, takes_part)
         variable.assign(tf.cast(where(active, weights * share, kept), tf.float32))
-        return combined(weights, running, gradients, finite)
+        return weights, running, running
 
 
 def _onto_simplex(point: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
@@ -145,7 +201,6 @@ class DBMTL(RunningBalancer):
 
     scale_invariant = True
     uses = ("gradients", "losses")
-    rescales = False
 
     def __init__(self, beta: float = 0.9, sigma: float = 0.0, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -156,27 +211,25 @@ class DBMTL(RunningBalancer):
         super().create_state(num_heads)
         self.masses = self.add_state("masses", (num_heads,))
 
-    def combine(self, gradients: Sequence[tf.Tensor], *, losses: Tensor = None) -> list[tf.Tensor]:
-        self._check_gradients(gradients)
-        rows, active, finite = prepared(gradients)
+    def _weigh(
+        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         if losses is not None:
             losses = tf.cast(losses, tf.float64)
             rows = [each / where(losses > 0, losses, 1.0)[:, None] for each in rows]
-        past = self.beta / tf.pow(tf.maximum(self._count(active), 1.0), self.sigma)
+        past = self.beta / tf.pow(tf.maximum(counts, 1.0), self.sigma)
         running = [
-            where(active[:, None], past[:, None] * old + (1.0 - past)[:, None] * new, old)
-            for old, new in zip(self._read(), rows)
+            where(active[:, None], past[:, None] * each + (1.0 - past)[:, None] * new, each) for each, new in zip(old, rows)
         ]
         masses = tensor_variable(self.masses)
         old_mass = tf.cast(tf.convert_to_tensor(masses), tf.float64)
         mass = where(active, past * old_mass + 1.0 - past, old_mass)
-        self._write(running)
         masses.assign(tf.cast(mass, tf.float32))
 
         norms = tf.sqrt(tf.linalg.diag_part(gramian(running)))
         norms = where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
         inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), norms * mass)
-        return combined(tf.reduce_max(norms) * inverses, running, gradients, finite)
+        return tf.reduce_max(norms) * inverses, running, running
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -208,8 +261,6 @@ class ExcessMTL(RunningBalancer):
     epsilon under the square root (0/0 is 0), so that the method does not depend on the scale of the gradients.
     """
 
-    rescales = False
-
     def __init__(self, step_size: float = 0.01, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.step_size = check_positive("step_size", step_size)
@@ -219,12 +270,11 @@ class ExcessMTL(RunningBalancer):
         self.first_risks = self.add_state("first_risks", (num_heads,))
         self.log_weights = self.add_state("log_weights", (num_heads,))
 
-    def combine(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        self._check_gradients(gradients)
-        rows, active, finite = prepared(gradients)
-        is_first = active & (self._count(active) <= 1)
-        roots = [where(active[:, None], tf.sqrt(old**2 + new**2), old) for old, new in zip(self._read(), rows)]
-        self._write(roots)
+    def _weigh(
+        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        is_first = active & (counts <= 1)
+        roots = [where(active[:, None], tf.sqrt(each**2 + new**2), each) for each, new in zip(old, rows)]
         risks = tf.add_n([tf.reduce_sum(tf.math.divide_no_nan(new**2, root), 1) for new, root in zip(rows, roots)])
 
         first_risks, log_weights = tensor_variable(self.first_risks), tensor_variable(self.log_weights)
@@ -236,4 +286,4 @@ class ExcessMTL(RunningBalancer):
         log_weights.assign(tf.cast(logs - tf.reduce_max(logs), tf.float32))
         lowest = tf.constant(-1e300, tf.float64)
         weights = tf.nn.softmax(where(active, logs, lowest)) * tf.cast(active, tf.float64)
-        return combined(weights, rows, gradients, finite)
+        return weights, roots, rows
