@@ -203,23 +203,19 @@ def computed_if(
     def zeros() -> list[Gradient]:
         if not templates:  # in eager mode, only this branch runs
             templates[:] = [None if shape is None else tf.zeros(shape) for shape in shapes]
-        return [_zeros(template, shape) for template, shape in zip(templates, shapes) if template is not None]
+        return [zeros_like(template, shape) for template, shape in zip(templates, shapes) if template is not None]
 
     present = tf.cond(condition, computed, zeros)
     return with_none(present, like=templates)
 
 
-def zeros_like(gradient: Gradient, shape: tf.Tensor | None) -> Gradient:
+def zeros_like(gradient: Gradient, shape: Tensor) -> Gradient:
     """Zeros of the type of a gradient, with no rows if it is sparse, and of a dense shape; None for None."""
-    return None if gradient is None else _zeros(gradient, shape)
-
-
-def _zeros(template: Gradient, shape: tf.Tensor) -> Gradient:
-    if isinstance(template, tf.IndexedSlices):
-        values = tf.zeros(tf.concat([[0], shape[1:]], axis=0), template.values.dtype)
-        dense_shape = tf.cast(shape, tf.int32 if template.dense_shape is None else template.dense_shape.dtype)
-        return tf.IndexedSlices(values, tf.zeros([0], template.indices.dtype), dense_shape)
-    return tf.zeros(shape, template.dtype)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return None if gradient is None else tf.zeros(shape, gradient.dtype)
+    values = tf.zeros(tf.concat([[0], shape[1:]], axis=0), gradient.values.dtype)
+    dense_shape = tf.cast(shape, tf.int32 if gradient.dense_shape is None else gradient.dense_shape.dtype)
+    return tf.IndexedSlices(values, tf.zeros([0], gradient.indices.dtype), dense_shape)
 
 
 class Rows(NamedTuple):

@@ -53,6 +53,10 @@ class PreferenceBalancer(Balancer):
         check_head_names("preference", self.preference or {}, head_names)
         self._numbers(len(head_names))
 
+    def _check_num_heads(self, num_heads: int) -> None:
+        super()._check_num_heads(num_heads)
+        self._numbers(num_heads)
+
     def _check_numbers(self, preference: Mapping[str, float]) -> None:
         """Raises `ValueError` if a number of the preference is out of range."""
         if not all(is_number(number) and number >= 0 for number in preference.values()):
