@@ -28,7 +28,7 @@ class Broken(NamedTuple):
 
     heads: tf.Tensor  # `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains
     losses: tf.Tensor  # `[num_heads]` booleans: the loss
-    variables: tf.Tensor  # A boolean for the gradient of each of the network's variables
+    variables: tf.Tensor  # a boolean for the gradient of each of the network's variables
 
     @classmethod
     def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:

@@ -23,7 +23,7 @@ from multihead._update.labels import Labels
 class MicroBatch(NamedTuple):
     """Some of a batch's examples, with each head's labels (None for a head without targets in the batch)."""
 
-    inputs: Nested  # the inputs
+    inputs: Nested
     labels: list[Labels | None]  # the labels of each head that is trained
     measured: Sequence[Labels | None] = ()  # the labels of each head that is only measured
 

@@ -42,7 +42,7 @@ class ByOwner(NamedTuple):
 class Network:
     """The encoder, the heads and their trainable variables."""
 
-    encoder: Layer  # the shared encoder
+    encoder: Layer
     heads: tuple[NamedHead, ...]  # the heads, in the order in which they were added
     variables: ByOwner  # all trainable variables
     # For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They are those

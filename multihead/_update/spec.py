@@ -41,15 +41,15 @@ class UpdateSpec:
 
     network: Network  # the encoder and the heads
     predictions: Sequence[Predictions]  # the rank and mask of each head's predictions
-    weighting: Weighting | None  # A weighting, or None for the weighted sum
-    balancer: Balancer | None  # A balancer, or None for the plain sum
+    weighting: Weighting | None  # None for the weighted sum
+    balancer: Balancer | None  # None for the plain sum
     schedule: Schedule  # the schedule, which decides which heads train at a step
     way: Way  # the way of the heads' gradients through the encoder, which combines them
     num_micro_batches: int  # micro-batches per batch
-    clip: Clipping | None  # limits the gradients, or None
+    clip: Clipping | None  # limits the gradients
     slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots of each of the network's variables
     awake: tf.Variable  # `[num_heads]`: 1 for each head that may be trained, 0 for the others
-    faults: Faults  # what happens to updates that are not finite
+    faults: Faults
     check_labels: bool  # whether values of labels and sample weights are checked in each batch
     periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
     # The positions of pairs of heads whose gradients can be compared where they are combined

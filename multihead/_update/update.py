@@ -119,7 +119,7 @@ class Update(Change):
     # gradient in each encoder layer; zeros in updates that do not measure them, None if none does
     by_layer: tf.Tensor | None
     micro_batches: MicroBatches  # the examples on this replica
-    rates: Rates  # the factors of learning rates
+    rates: Rates
 
     @property
     def total_loss(self) -> tf.Tensor:

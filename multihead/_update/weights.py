@@ -55,7 +55,7 @@ class LossWeights(NamedTuple):
     each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
     """
 
-    weighting: Weighting | None  # A weighting, or None for a weighted sum
+    weighting: Weighting | None  # None for a weighted sum
     step: tf.Tensor  # the number of updates applied so far, an int64 scalar
     active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
     meeting: tf.Tensor  # `[num_heads]` booleans: which of these train the encoder

@@ -24,8 +24,8 @@ _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a 
 class LabelSpec(NamedTuple):
     """The properties of a head's labels that are known before the first batch."""
 
-    name: str  # the head's name
-    loss: ElementLoss  # its loss
+    name: str
+    loss: ElementLoss
     ignore_labels: tuple[float, ...]  # the labels that mark an element without a label
     class_weight: Mapping[int, float] | None  # the weights of its classes, or None
     above: float | None = None  # the number that labels must be above to be scaled, or None
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     broken: tf.Tensor  # booleans, for each value or for each row of values
     received: tf.Tensor  # the values that the rule is about
     rule: str  # the argument and the rule
-    remedy: str  # what to do
+    remedy: str
 
     def message(self) -> list[str | tf.Tensor]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""

@@ -96,7 +96,7 @@ def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
 class DualCone(NamedTuple):
     """The dual cone of unit rows."""
 
-    rows: UnitRows  # the unit rows
+    rows: UnitRows
     # `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone
     projections: tf.Tensor
     squares: tf.Tensor  # `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`
