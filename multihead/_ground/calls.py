@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import keras
 import tensorflow as tf
@@ -288,7 +288,7 @@ def _in_inference_mode(call: Function) -> Function:
         return call
 
     @functools.wraps(call)  # Keras looks at the signature
-    def called(*args: object, **kwargs: object) -> Any:
+    def called(*args: object, **kwargs: object) -> Nested:
         bound = signature.bind(*args, **kwargs)
         bound.arguments["training"] = False
         return call_users(call, *bound.args, **bound.kwargs)

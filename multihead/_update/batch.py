@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -142,7 +142,7 @@ def _with_shape(spec: tf.TypeSpec, shape: Shape) -> tf.TypeSpec:
     return type(spec)(shape, spec.dtype)
 
 
-def merged_spec(spec: Any, *others: Nested) -> Nested:
+def merged_spec(spec: Nested, *others: Nested) -> Nested:
     """A spec with each size open in which those of others differ; others of another kind or rank do not count."""
     for other in others:
         if type(other) is type(spec) and spec is not None and spec.shape.rank and spec.shape.rank == other.shape.rank:

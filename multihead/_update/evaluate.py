@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
@@ -81,7 +80,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
         sums = []
         for k, labels in enumerate(micro_batch.labels):
 
-            def loss_sum(k: int = k, labels: Any = labels) -> list[tf.Tensor]:
+            def loss_sum(k: int = k, labels: Nested = labels) -> list[tf.Tensor]:
                 head = network.heads[k]
                 read, labels = rows_for(head, representation, labels)
                 with in_inference_mode(network.frozen_layers):

@@ -123,7 +123,7 @@ class Losses:
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""
-        weighting: Any = self.given.weighting
+        weighting = self.given.weighting
         if weighting is None:
             return []
         norms = None if norms is None else tf.math.divide_no_nan(norms, self._by_weighting)
