@@ -134,9 +134,10 @@ class Method(keras.layers.Layer):
         return add_state(self, name, shape, initializer, dtype)
 
     def used(self, **known: Any) -> Config:
-        """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
+        """The keyword arguments that the method uses, as tensors; a value given as a function is computed only if used."""
         found = {name: known[name] for name in self.uses if known.get(name) is not None}
-        return {name: value() if callable(value) else value for name, value in found.items()}
+        computed = {name: value() if callable(value) else value for name, value in found.items()}
+        return {name: tf.cast(value, tf.int64 if name == "step" else tf.float32) for name, value in computed.items()}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         """Called once after each update, on every replica with the same arguments. By default it does nothing.

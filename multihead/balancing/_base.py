@@ -183,15 +183,7 @@ class Balancer(Method):
                 "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
             )
         check_finite_rows([matrix], self.head_names)
-        return self.call(matrix, known_by_name(step, losses))
-
-
-def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Tensor]:
-    """The keyword arguments that a balancer may use, as tensors; None stays None."""
-    return {
-        "step": None if step is None else tf.cast(step, tf.int64),
-        "losses": None if losses is None else tf.cast(losses, tf.float32),
-    }
+        return self.call(matrix, {"step": step, "losses": losses})
 
 
 def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:
@@ -291,7 +283,7 @@ def balance(
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    combined = chosen.combine(matrices, **chosen.used(**known_by_name(step, losses)))
+    combined = chosen.combine(matrices, **chosen.used(step=step, losses=losses))
     for (index, each), update in zip(rows.items(), combined):
         like = next(row[index] for row in gradients if row[index] is not None)
         results[index] = tf.cast(each.restore(update), like.dtype)
