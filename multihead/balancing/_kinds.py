@@ -18,12 +18,9 @@ from multihead.balancing._base import Balancer
 
 
 class PreferenceBalancer(Balancer):
-    """A balancer with a preference.
+    """A balancer with a preference: numbers of at least 0 by head name; 1 for a head that is missing.
 
-    Args:
-        preference: Numbers of at least 0 by head name; 1 for a head that is missing. A balancer that is called on a matrix
-            must know the heads' names: call `bind(head_names)` first.
-        name: Name of the layer.
+    To be called on a matrix, it must know the heads' names: call `bind(head_names)` first.
 
     Raises:
         TypeError: `preference` is not a mapping.
@@ -106,17 +103,13 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
 
 
 class Every(Balancer):
-    """Recomputes a balancer's coefficients at every `steps`-th step and reuses them in between.
+    """Recomputes a balancer of inner products at every `steps`-th step, and reuses its coefficients in between.
 
     A head that is active but was idle at the last recomputation has no coefficient to reuse: the coefficients are then
     recomputed early. In between, the balancer is not computed at all.
 
     State: `cached`, `[num_heads]` float32, the last computed coefficients; `solved`, `[num_heads]` float32, 1 for the heads
     that were active then. The balancer also keeps its own state.
-
-    Args:
-        balancer: A balancer that needs only inner products.
-        steps: A whole number of at least 1.
     """
 
     def __init__(self, balancer: Balancer, steps: int) -> None:

@@ -66,12 +66,8 @@ class RunningBalancer(Balancer):
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         """The heads' weights, the new running gradients, and the rows to add, which may be these, all float64.
 
-        Args:
-            rows: Each tensor's gradients by head.
-            old: The running gradients before the update.
-            active: `[num_heads]` booleans: which heads have a gradient.
-            counts: `[num_heads]`: how many updates they had, this one included.
-            losses: `[num_heads]` losses, or None.
+        `active` says which heads have a gradient, and `counts` how many updates they had, this one included; the losses may
+        be None.
         """
 
 

@@ -6,7 +6,7 @@ built, on eight made-up rows: some of them are replaced or left out, and what be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -26,9 +26,6 @@ _REPLACED = np.array([False, True, True, False, True, False, False, True])
 
 _LARGE, _LARGEST = 2**12, 2**20
 """The number of elements of a row from which on one pair of batches is tried, and none."""
-
-Terms = Callable[[Nested], Nested]
-"""From rows to sums and counts, as arrays; counts may be None."""
 
 _KINDS = ("uniform", "normal", "classes", "no classes")
 
@@ -72,11 +69,11 @@ def check_rows_apart(head: NamedHead, representation: Nested, targets: tf.Tensor
         _check_pair(head, terms, one, other, "value, with the module,")
 
 
-def _check_pair(head: NamedHead, terms: Terms, one: Nested, other: Nested, whose: str) -> None:
+def _check_pair(head: NamedHead, terms: Function, one: Nested, other: Nested, whose: str) -> None:
     """Checks a head without `couples_rows` on two sets of rows."""
     loss = head.loss
     parts: list[tuple[np.ndarray, np.ndarray | None]] = []
-    mixed = tf.nest.map_structure(_mixed, one, other)
+    mixed = tf.nest.map_structure(lambda a, b: where(_REPLACED.reshape([-1] + [1] * (a.shape.rank - 1)), b, a), one, other)
     with suppress(Exception):  # a loss need not take any rows
         halves = ((0, 3), (3, 8)) if loss.is_total else ((0, 4),)
         whole = [terms(one), *([] if loss.is_total else [terms(mixed)])]
@@ -150,10 +147,6 @@ def _made(rng: np.random.Generator, kind: str, width: int | None, spec: tf.Tenso
     else:
         values = 0.1 + 0.8 * rng.random(shape, np.float32)
     return tf.cast(values, spec.dtype)
-
-
-def _mixed(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    return where(tf.reshape(tf.constant(_REPLACED), [-1] + [1] * (one.shape.rank - 1)), other, one)
 
 
 def _differ(one: Nested, other: Nested, tolerance: float = 1e-4) -> bool:

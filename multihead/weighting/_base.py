@@ -163,11 +163,7 @@ class Weighting(Method):
 
 
 class BoundedWeighting(Weighting):
-    """A weighting with a lower bound of each loss.
-
-    Args:
-        least_losses: The bounds by head name; 0 for a head that is missing.
-        name: Name of the layer.
+    """A weighting with a lower bound of each loss by head name; 0 for a head that is missing.
 
     Raises:
         ValueError: A bound is not a finite number.
