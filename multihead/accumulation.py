@@ -91,11 +91,8 @@ class GradientAccumulator(tf.Module):
             )
         check_choice("reduction", reduction, ("mean", "sum"))
         count = tf.cast(count, tf.float32)
-        checks = stop_unless(
-            (count >= 0) & tf.math.is_finite(count),
-            lambda: ["`count` must be a finite number of at least 0. Received: ", count, ". Pass the number of elements."],
-        )
-        with tf.control_dependencies(checks):
+        parts = ["`count` must be a finite number of at least 0. Received: ", count, ". Pass the number of elements."]
+        with tf.control_dependencies(stop_unless((count >= 0) & tf.math.is_finite(count), lambda: parts)):
             count = tf.identity(count)
         if self._momentum is not None:
             for state in (*self._sums, self._count):

@@ -148,11 +148,8 @@ class Faults:
     def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[str | tf.Tensor]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""
         parts: list[str | tf.Tensor] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
-        parts += [
-            " updates; data: ",
-            data,
-            f" ({INPUTS}: the inputs are not finite, {LABELS}: the labels or sample weights)",
-        ]
+        legend = f" ({INPUTS}: the inputs are not finite, {LABELS}: the labels or sample weights)"
+        parts += [" updates; data: ", data, legend]
         for name, flag in zip(self._heads, tf.unstack(tf.cast(broken.heads, tf.int32))):
             parts += [f", head {name!r}: ", flag]
         first = tf.argmax(tf.cast(broken.variables, tf.int32), output_type=tf.int64)

@@ -90,17 +90,9 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf
     holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # what is NaN is reported with the loss
     if in_xla():
         return where(holds, values, float("nan"))
-    checks = stop_unless(
-        holds,
-        lambda: [
-            f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from ",
-            low,
-            " to ",
-            high,
-            f". {remedy(loss)}",
-        ],
-    )
-    with tf.control_dependencies(checks):
+    rule = f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from "
+    parts = [rule, low, " to ", high, f". {remedy(loss)}"]
+    with tf.control_dependencies(stop_unless(holds, lambda: parts)):
         return tf.identity(values)
 
 
