@@ -32,7 +32,7 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
     specification = importlib.util.spec_from_file_location("methods_table", ROOT / "docs" / "methods_table.py")
     maker = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(maker)
-    written = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").partition(maker.BEGIN)[2].partition(maker.END)[0]
+    written = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").partition(maker.BEGIN)[2].partition(maker.END)[0]
     assert written == maker.tables(), "run `python docs/methods_table.py`"
     rows = [line for line in written.splitlines() if line.startswith("| `") and not line.endswith(("cost | paper |",))]
     assert all(cell.strip() for line in rows for cell in line.strip("|").replace("\\|", "").split("|"))
@@ -113,7 +113,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(target), (link, anchor)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md"])
 def test_two_commands_are_given(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     example = text.index(".venv/bin/python -m examples.seq2seq_price\n```")
