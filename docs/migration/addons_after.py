@@ -26,6 +26,7 @@ def numbers(*shape):
     return tf.constant(drawn, tf.float32)
 
 
+# What the cells share. Ids: 0 is padding, 2 starts a sequence, 3 ends it.
 ids = tf.constant([[4, 5, 3], [7, 8, 3]])
 vectors, query = numbers(2, 3, 4), numbers(2, 8)
 state = [numbers(2, 8), -numbers(2, 8)]
@@ -59,6 +60,7 @@ def step(ids, state):
 
 
 ends = dict(start_id=2, end_id=3, maximum_length=5)
+# So cold that both sides draw the most probable id.
 result = search.sample(step, state, temperature=1e-4, **ends).ids[:, 0]
 
 
@@ -84,6 +86,7 @@ result = search.greedy(step, {"cell": state}, **ends).ids[:, 0]
 
 
 # %% InferenceSampler
+# Vectors instead of ids are fed back.
 inputs, results = vectors[:, 0], []
 for _ in range(5):
     hidden, state = cell(inputs, state)
@@ -93,6 +96,7 @@ result = tf.stack(results, axis=1)
 
 
 # %% CustomSampler
+# The next input is half of the output.
 inputs, results = vectors[:, 0], []
 for _ in range(5):
     hidden, state = cell(inputs, state)
@@ -123,6 +127,7 @@ representation = {
 }
 decoder(representation, ids)
 fill(decoder)
+# Every id is sampled, from logits so large that nothing is left to chance.
 layer = decoder.output_layer
 is_excluded = np.isin(np.arange(9), [0, 2])  # padding and the start id
 bias = np.where(is_excluded, -1e6, 0.0)
@@ -135,6 +140,7 @@ result = tf.repeat(vectors, 3, axis=0)
 
 
 # %% gather_tree
+# Parents are `[time, batch, beams]`.
 tokens = tf.constant([[[4, 5]], [[6, 7]], [[8, 3]]])
 parents = tf.constant([[[0, 0]], [[1, 0]], [[1, 0]]])
 beams, found = tf.constant([[0, 1]]), []
