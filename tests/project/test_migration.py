@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 import warnings
 from typing import Any
 
@@ -26,27 +25,25 @@ def run(code: str, name: str) -> dict[str, Any]:
     return namespace
 
 
-# Pages with tabs
+# Pages with two blocks, before and after
 
 
 def sides_of(page: str) -> list[tuple[str, str]]:
-    """The programs before and after, for each pair of tabs: the blocks of the page above them, and the tab's own."""
-    sides = re.findall(
-        r'^(?:```python\n(.*?)^```|=== "Before"\n\n( {4}```python\n.*?^ {4}```)\n\n=== "After"\n\n( {4}```python\n.*?^ {4}```))',
-        (FOLDER / page).read_text(encoding="utf-8"),
-        re.DOTALL | re.MULTILINE,
-    )
+    """The programs before and after, for each pair of blocks: the blocks of the page above them, and the side's own."""
+    text = (FOLDER / page).read_text(encoding="utf-8")
     found, above = [], ""
-    for common, *tabs in sides:
-        above += common
-        if not common:
-            before, after = (textwrap.dedent(tab).strip("`").removeprefix("python\n") for tab in tabs)
-            found.append((above + before, above + after))
+    for label, block in re.findall(r"^(Before:|After:|)\n*```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if label == "Before:":
+            before = above + block
+        elif label == "After:":
+            found.append((before, above + block))
+        else:
+            above += block
     return found
 
 
 @pytest.mark.parametrize(("page", "number"), [("keras.md", 1), ("loops.md", 2)])
-def test_both_tabs_of_a_page_train_the_same(page: str, number: int) -> None:
+def test_both_sides_of_a_page_train_the_same(page: str, number: int) -> None:
     programs = sides_of(page)
     assert len(programs) == number
     for program in programs:
