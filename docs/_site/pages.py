@@ -9,6 +9,7 @@ import ast
 import configparser
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,17 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
     return "".join(a + b for a, b in zip(linked, [*parts[1::2], ""]))
 
 
+def with_tabs(text: str) -> str:
+    """Text whose pairs of programs, `Before:` and `After:`, are two tabs."""
+    pair = r"^Before:\n\n(```python\n.*?^```\n)\nAfter:\n\n(```python\n.*?^```\n)"
+
+    def tabs(match: re.Match[str]) -> str:
+        named = zip(("Before", "After"), match.groups())
+        return "\n".join(f'=== "{name}"\n\n{textwrap.indent(code, " " * 4)}' for name, code in named)
+
+    return re.sub(pair, tabs, text, flags=re.MULTILINE | re.DOTALL)
+
+
 # Hooks of MkDocs
 
 
@@ -234,7 +246,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links of pages in `docs/` to files elsewhere go to the repository."""
+    """Links of pages in `docs/` to files elsewhere go to the repository; programs before and after are tabs."""
     if page.file.generated_by is not None:
         return markdown
     if page.file.src_uri == "choosing.md":
@@ -242,4 +254,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             short = module.rpartition(".")[2]
             for name in public_names(module):
                 markdown = markdown.replace(f"| `{name}` |", f"| [{name}](reference/{short}/{name}.md) |")
-    return with_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
+    return with_links(with_tabs(markdown), f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
