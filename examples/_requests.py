@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from examples._command_line import InputError
+from examples._rows import QUOTES, SEPARATORS, Dialect, opened, read_table
 from examples._spans import iob
-from examples.seq2seq_price.rows import QUOTES, SEPARATORS, Dialect, opened, read_table
 
 FORMATS = ("csv", "conll")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -92,6 +92,11 @@ EXPERIMENTS = {
         tickets.SETS, (PLAIN, "topics 10", "topics 100", "NormFloor", "NormFloor 1", "EqualNorms"), pages.details, seeds=5,
         optimizers=(runner.CONSTANT,),
     ),
+    "replies": Experiment(
+        "The model of the example: exact replies and price ranges, also with attention: the picture of the README.",
+        {"final_state": text.replies, "attention": functools.partial(text.replies, attention="luong")},
+        (PLAIN, "price 0.3", "NormFloor 1"), pages.details, seeds=5, equal_cost=(PLAIN, "NormFloor 1"),
+    ),
 }  # fmt: skip
 
 

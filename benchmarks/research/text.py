@@ -1,7 +1,8 @@
-"""Two data sets of sentences: the orders of the convergence study, and five slots of sentences about restaurants."""
+"""Data sets of sentences: orders, for the study and for the example's own model, and five slots about restaurants."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from benchmarks.research.runner import DataSet, Part, halves
 from examples.convergence_study.network import Network
-from examples.seq2seq_price import batches, run
-from examples.seq2seq_price.columns import NO_LABEL
+from examples.seq2seq_price import batches
+from examples.seq2seq_price import model as of_example
+from examples.seq2seq_price.data import workshop_data
+from examples.seq2seq_price.model import NO_LABEL, PADDING_ID
 from examples.seq2seq_price.rows import read_table
 from multihead import MultiHeadTrainer, losses
 from multihead.models import PriceClassifier, Seq2SeqEncoder
@@ -21,7 +24,7 @@ LONGEST = 24
 
 def study(folder: Path, every: int = 1) -> DataSet:
     """The network and the orders of the convergence study: the reply from the final state of a GRU, and the price."""
-    found = run.workshop_data(6000 // every, 3000 // every, seed=0)
+    found = workshop_data(6000 // every, 3000 // every, seed=0)
 
     @functools.cache
     def network(units: int) -> Network:
@@ -34,18 +37,46 @@ def study(folder: Path, every: int = 1) -> DataSet:
         trainer.add_head("price", price, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
         return trainer
 
-    def part(examples: batches.Examples) -> Part:
-        ids, reply = (ids.to_tensor().numpy() for ids in network(64).vectorizers(examples.texts, examples.targets))
-        short = ((ids != batches.PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != batches.PADDING_ID).sum(axis=1) <= LONGEST)
-        labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
-        return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
-
-    held_out = part(found.splits["dev"])
-    data = {"train": part(found.splits["train"]), **halves(held_out)}
+    read = network(64).vectorizers
+    data = {"train": _short(read, found.splits["train"]), **halves(_short(read, found.splits["dev"]))}
     adam = (6e-3, 12e-3, 24e-3, 48e-3)
     rates = {"Adam": adam, "AdamW": adam, "SGD": (0.5, 1.0, 2.0, 4.0)}
     metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
     return DataSet(make, 64, data, metrics, 400, 64, rates, clip=1.0)
+
+
+def _short(read: batches.Vectorizers, examples: batches.Examples) -> Part:
+    """The ids of the orders that are not too long."""
+    ids, reply = (ids.to_tensor().numpy() for ids in read(examples.texts, examples.targets))
+    short = ((ids != PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != PADDING_ID).sum(axis=1) <= LONGEST)
+    labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
+    return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
+
+
+def replies(folder: Path, every: int = 1, attention: str | None = None) -> DataSet:
+    """The model of the example on its own orders: exact replies, and price ranges."""
+    found = workshop_data(6000 // every, 4000 // every, seed=0)
+    train = found.splits["train"]
+    words = batches.vocabularies(train)
+    read = batches.Vectorizers.of(*words)
+    parts = {split: _short(read, rows) for split, rows in found.splits.items()}
+    width = max(y["reply"].shape[1] for _, y in parts.values())
+    for _, y in parts.values():
+        y["reply"] = np.pad(y["reply"], [(0, 0), (0, width - y["reply"].shape[1])])
+    data = {"train": parts["train"], **halves(parts["dev"])}
+    sizes = of_example.Sizes(len(words[0]) + 2, len(words[1]) + 2, LONGEST, attention=attention)
+
+    def make(units: int) -> MultiHeadTrainer:
+        wide = dataclasses.replace(sizes, units=units)
+        heads = {"reply": of_example.reply_head(wide), "price": of_example.price_head(len(found.ranges.names), units)}
+        return MultiHeadTrainer(of_example.encoder(wide), heads)
+
+    def measure(trainer: MultiHeadTrainer, part: Part) -> dict[str, float]:
+        scores = of_example.scores(trainer, *part)
+        return {of_head[name][0]: score for name, score in scores.items()}
+
+    of_head = {"reply": ("reply_exact", "max"), "price": ("price_accuracy", "max")}
+    return DataSet(make, sizes.units, data, of_head, 600, 64, {"Adam": (1e-2,)}, measure, clip=1.0)
 
 
 WORDS = 40
