@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from argparse import Namespace
 from pathlib import Path
 
+import keras
 import numpy as np
 
+from benchmarks.research.record import ALONE, EQUAL_COST, PLAIN, Line
 from benchmarks.research.runner import DataSet, Part, halves
+from examples._rows import read_table
 from examples.convergence_study.network import Network
-from examples.seq2seq_price import batches
-from examples.seq2seq_price import model as of_example
+from examples.seq2seq_price import batches, command, comparison
 from examples.seq2seq_price.data import workshop_data
-from examples.seq2seq_price.model import NO_LABEL, PADDING_ID
-from examples.seq2seq_price.rows import read_table
+from examples.seq2seq_price.model import NO_LABEL, PADDING_ID, WAYS, Way
 from multihead import MultiHeadTrainer, losses
 from multihead.models import PriceClassifier, Seq2SeqEncoder
 
@@ -37,46 +38,61 @@ def study(folder: Path, every: int = 1) -> DataSet:
         trainer.add_head("price", price, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
         return trainer
 
-    read = network(64).vectorizers
-    data = {"train": _short(read, found.splits["train"]), **halves(_short(read, found.splits["dev"]))}
+    def part(examples: batches.Examples) -> Part:
+        ids, reply = (ids.to_tensor().numpy() for ids in network(64).vectorizers(examples.texts, examples.targets))
+        short = ((ids != PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != PADDING_ID).sum(axis=1) <= LONGEST)
+        labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
+        return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
+
+    data = {"train": part(found.splits["train"]), **halves(part(found.splits["dev"]))}
     adam = (6e-3, 12e-3, 24e-3, 48e-3)
     rates = {"Adam": adam, "AdamW": adam, "SGD": (0.5, 1.0, 2.0, 4.0)}
     metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
     return DataSet(make, 64, data, metrics, 400, 64, rates, clip=1.0)
 
 
-def _short(read: batches.Vectorizers, examples: batches.Examples) -> Part:
-    """The ids of the orders that are not too long."""
-    ids, reply = (ids.to_tensor().numpy() for ids in read(examples.texts, examples.targets))
-    short = ((ids != PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != PADDING_ID).sum(axis=1) <= LONGEST)
-    labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
-    return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
+JOINT = {"plain sum": PLAIN, "by hand": "price 0.3", "balanced": "NormFloor 1"}
+"""The variants of the joint models by what the example calls them."""
 
 
-def replies(folder: Path, every: int = 1, attention: str | None = None) -> DataSet:
-    """The model of the example on its own orders: exact replies, and price ranges."""
-    found = workshop_data(6000 // every, 4000 // every, seed=0)
-    train = found.splits["train"]
-    words = batches.vocabularies(train)
-    read = batches.Vectorizers.of(*words)
-    parts = {split: _short(read, rows) for split, rows in found.splits.items()}
-    width = max(y["reply"].shape[1] for _, y in parts.values())
-    for _, y in parts.values():
-        y["reply"] = np.pad(y["reply"], [(0, 0), (0, width - y["reply"].shape[1])])
-    data = {"train": parts["train"], **halves(parts["dev"])}
-    sizes = of_example.Sizes(len(words[0]) + 2, len(words[1]) + 2, LONGEST, attention=attention)
+def replies(name: str, options: Namespace) -> Line:
+    """Runs the first command of `examples.seq2seq_price` with several seeds, and a price weight of 0.3 beside it.
 
-    def make(units: int) -> MultiHeadTrainer:
-        wide = dataclasses.replace(sizes, units=units)
-        heads = {"reply": of_example.reply_head(wide), "price": of_example.price_head(len(found.ranges.names), units)}
-        return MultiHeadTrainer(of_example.encoder(wide), heads)
-
-    def measure(trainer: MultiHeadTrainer, part: Part) -> dict[str, float]:
-        scores = of_example.scores(trainer, *part)
-        return {of_head[name][0]: score for name, score in scores.items()}
-
-    of_head = {"reply": ("reply_exact", "max"), "price": ("price_accuracy", "max")}
-    return DataSet(make, sizes.units, data, of_head, 600, 64, {"Adam": (1e-2,)}, measure, clip=1.0)
+    Args:
+        name: The name of the data set.
+        options: The flags of the command.
+    """
+    quick = ["--orders", "120", "--epochs", "1", "--units", "4"] if options.quick else []
+    chosen = (*WAYS, Way("by hand", ("reply", "price")))
+    values: dict[str, dict[str, list[float]]] = {
+        variant: {} for variant in (ALONE, *(f"{each}{EQUAL_COST}" for each in JOINT.values()))
+    }
+    updates = {}
+    for seed in range(options.seeds):
+        given = command.parse([*quick, "--seed", str(seed)])
+        found, _ = comparison.train_all(
+            given, workshop_data(given.orders, given.orders // 6, seed), chosen, {"by hand": 0.3}
+        )
+        for each in found.values():
+            variant = f"{JOINT[each.way.name]}{EQUAL_COST}" if each.way.name in JOINT else ALONE
+            updates[variant] = each.updates
+            for head, score in each.scores.items():
+                values[variant].setdefault(head, []).append(round(score, 5))
+        print(f"seed {seed}: {values}", flush=True)
+    return {
+        "set": name,
+        "optimizer": options.optimizers[0],
+        "seeds": list(range(options.seeds)),
+        "directions": {"reply": "max", "price": "max"},
+        "metrics": {"reply": "reply_exact", "price": "price_accuracy"},
+        "updates": updates,
+        "rates": dict.fromkeys(values, given.learning_rate),
+        "costs": {},
+        "few_labels": {},
+        "values": values,
+        "validation": {},
+        "keras": f"Keras {keras.__version__[0]}, {keras.__version__}",
+    }
 
 
 WORDS = 40

@@ -23,6 +23,7 @@ from examples.seq2seq_price.run import build_model, export, made
 from multihead import MultiHeadTrainer
 
 ALONE, PLAIN, BALANCED = "each head alone", "plain sum", "balanced"
+WHAT = {"reply": "exact replies", "price": "right prices"}
 Rows = Mapping[str, Mapping[str, float]]
 
 
@@ -114,34 +115,29 @@ def table(rows: Rows) -> Table:
 
 
 def advice(rows: Rows, held_out: int) -> str:
-    """Which way to take, and why: the joint model whose worse head is better, if the difference is beyond the noise.
+    """Which joint model to take, and why: the one that is better in the head in which they differ most, beyond the noise.
 
     Args:
         rows: The rows.
         held_out: The number of held-out orders, from which the noise is estimated.
     """
-    alone, plain, balanced = (rows[name] for name in (ALONE, PLAIN, BALANCED))
-    changes = {}
-    for head, what in (("reply", "exact replies"), ("price", "right prices")):
-        both = (plain[head] + balanced[head]) / 2
-        noise = 2 * math.sqrt(2 * both * (1 - both) / held_out)  # two standard errors of a difference
-        changes[what] = (balanced[head] - plain[head], noise, plain[head], balanced[head])
-    clear = {what: each for what, each in changes.items() if abs(each[0]) > each[1]}
+    gains = {head: rows[BALANCED][head] - rows[PLAIN][head] for head in WHAT}
+    means = {head: (rows[BALANCED][head] + rows[PLAIN][head]) / 2 for head in WHAT}
+    # Two standard errors of a difference.
+    noise = {head: 2 * math.sqrt(2 * mean * (1 - mean) / held_out) for head, mean in means.items()}
+    clear = [head for head in WHAT if abs(gains[head]) > noise[head]]
     if not clear:
-        return (
-            "Take the plain sum: balancing changes neither head beyond the noise of so few held-out orders "
-            f"(±{max(each[1] for each in changes.values()):.1%})."
-        )
-    what = max(clear, key=lambda name: abs(clear[name][0]))
-    (change, _, before, after), (other,) = clear[what], [name for name in changes if name != what]
-    name = BALANCED if change > 0 else PLAIN
-    before, after = (before, after) if change > 0 else (after, before)
-    cost = changes[other][0] if change > 0 else -changes[other][0]
-    beside = f"{100 * cost:+.1f} points of {other}{'' if other in clear else ', within the noise'}"
-    head = "reply" if what == "exact replies" else "price"
+        largest = max(noise.values())
+        return f"Take the plain sum: balancing changes neither head beyond the noise of {held_out} orders (±{largest:.1%})."
+    head = max(clear, key=lambda name: abs(gains[name]))
+    (other,) = [name for name in WHAT if name != head]
+    taken, left = (BALANCED, PLAIN) if gains[head] > 0 else (PLAIN, BALANCED)
+    alone, before, after = (f"{rows[name][head]:.1%}" for name in (ALONE, left, taken))
+    beside = f"{100 * (rows[taken][other] - rows[left][other]):+.1f} points"
+    within = "" if other in clear else " (noise)"
     return (
-        f"Take the {name} model: {after:.1%} {what} instead of {before:.1%} ({alone[head]:.1%} alone), "
-        f"with {beside}; and one encoder serves both heads."
+        f"Take the {taken} model: {after} {WHAT[head]} instead of {before} ({alone} alone), with {beside}{within} in "
+        f"{WHAT[other]}; and one encoder serves both heads."
     )
 
 
@@ -150,7 +146,7 @@ def draw(path: Path, rows: Rows) -> None:
     """Draws the scores as bars: a panel for each head, a bar for each way."""
     figure, panels = _style.new_figure(1, 2, 2.6, sharey=True)
     colors = (_style.GREY, _style.RED, _style.BLUE)
-    for axis, (head, title) in zip(panels, (("reply", "exact replies"), ("price", "right price ranges"))):
+    for axis, (head, title) in zip(panels, WHAT.items()):
         values = [100 * row[head] for row in rows.values()]
         bars = axis.barh(list(rows), values, color=colors, height=0.65)
         axis.bar_label(bars, [f"{value:.0f} %" for value in values], padding=4)

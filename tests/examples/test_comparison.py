@@ -65,12 +65,12 @@ def test_its_model_is_used_and_never_overwritten(small_run, capsys):
         (
             (0.47, 0.88),
             (0.64, 0.86),
-            "Take the balanced model: 64.0% exact replies instead of 47.0% (62.0% alone), with -2.0 ",
+            "Take the balanced model: 64.0% exact replies instead of 47.0% (62.0% alone), with -2.0 points (noise)",
         ),
         (
             (0.47, 0.88),
             (0.64, 0.70),
-            "Take the plain sum model: 88.0% right prices instead of 70.0% (84.0% alone), with -17",
+            "Take the plain sum model: 88.0% right prices instead of 70.0% (84.0% alone), with -17.0 points in",
         ),
         ((0.62, 0.86), (0.64, 0.87), "Take the plain sum: balancing changes neither head beyond the noise"),
     ],
