@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.research import digits, molecules, pages, problems, published, runner, text, tickets
+from benchmarks.research import digits, molecules, pages, problems, published, requests, runner, text, tickets
 from benchmarks.research.record import LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, keep, read
 from examples._command_line import InputError, Parser, whole
 
@@ -95,6 +95,11 @@ EXPERIMENTS = {
     "replies": Experiment(
         "The first command of the example with three seeds: exact replies and price ranges, the picture of the README.",
         {"replies": text.replies}, (), pages.details, seeds=3,
+    ),
+    "requests": Experiment(
+        "Requests to an assistant: the intent and the slots, each alone and together, with all slots or half of them.",
+        requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.requests, seeds=3,
+        equal_cost=(PLAIN, "NormFloor", *requests.WEIGHTS),
     ),
 }  # fmt: skip
 
