@@ -25,7 +25,7 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
 
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
-"""Which of the two it is, in words."""
+"""Which of the two it is, as text."""
 
 METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 """Whether each metric in a flat list given to `compile` is for all outputs even if there are as many of each."""

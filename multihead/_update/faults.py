@@ -215,7 +215,7 @@ class Faults:
     def _names(self, flags: Sequence[bool]) -> str:
         """The heads that are marked and, unless the inputs spoil all of them, the variables, as text."""
         of_heads = [name for name, flag in zip(self._heads, flags) if flag]
-        found = f"from head {quoted(of_heads)}" if of_heads else "from the heads together"
+        found = f"from head {quoted(of_heads)}" if of_heads else "from the combined gradient"
         if _now(self.numbers)[3] == INPUTS:
             return found
         names = [name for name, flag in zip(self._variables, flags[len(self._heads) :]) if flag]

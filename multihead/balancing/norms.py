@@ -164,15 +164,15 @@ class NormFloor(PreferenceBalancer):
 
     Guarantee: `t_i / t_j >= floor p_i / p_j` for any two heads whose preference is above 0. `floor=0` is the plain sum,
     `floor=1` has `t` in proportion to `p`, as `EqualNorms` has the norms of each batch. If the heads' gradients are
-    orthogonal on average and the optimizer normalizes the update, as Adam does, a head's pace is `t_k / |t|` of its pace
-    alone; with equal preferences it is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its pace in the plain sum.
+    orthogonal on average and the optimizer normalizes the update, as Adam does, a head learns `t_k / |t|` times as fast as
+    alone; with equal preferences this is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its speed in the plain sum.
 
     What it fixes: magnitude. Size of the update: that of the plain sum, as a root mean square over updates, if the gradients
     are orthogonal; the gradient of a single head is unchanged.
 
     State: `lengths`, `[num_heads]` float32, the `sqrt(s_k)`, and `masses`, `[num_heads]` float32, the `1 - beta^n`. The
     state of an idle head does not change, and its last running norm still counts in the maximum, so that the coefficients
-    do not depend on which heads have labels in a batch. Call `reset` after a head was switched off for good.
+    do not depend on which heads have labels in a batch. Call `reset` after a head was switched off permanently.
 
     Args:
         floor: The smallest fraction of the largest running norm that a head is given, from 0 to 1.
