@@ -67,7 +67,8 @@ class Progress(keras.callbacks.Callback):
             names = [f"{prefix}{head}_{kind}" for prefix in ("val_", "") for kind in ("token_accuracy", "accuracy", "loss")]
             name = next((name for name in names if name in (logs or {})), None)
             shown += [f"{head}{' loss' * name.endswith('loss')} {logs[name]:.2f}"] if name else []
-        return "  ".join(filter(None, [*shown, str(self.clock)]))[:WIDTH].ljust(WIDTH)
+        left = f"  {self.clock}"
+        return f"{'  '.join(filter(None, shown))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
 
 
 def exact(wanted: Sequence[str], received: Sequence[str]) -> float:

@@ -31,8 +31,8 @@ def computed_price(order: str) -> float:
         if part == "express":
             express = FACTORS["express"]
             continue
-        count, *words = part.split()
-        total += int(count) * math.prod(PRICES[word] if word in PRICES else FACTORS[word] for word in words)
+        count, *parts = part.split()
+        total += int(count) * math.prod(PRICES[word] if word in PRICES else FACTORS[word] for word in parts)
     return total * express
 
 
