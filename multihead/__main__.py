@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from multihead import plots
 from multihead._display.tables import optional
@@ -64,7 +64,7 @@ def _compare(options: argparse.Namespace) -> list[Path]:
     return [file, file.with_suffix(".png")]
 
 
-def _compare_config(path: str, **given: Any) -> Comparison:
+def _compare_config(path: str, **given: object) -> Comparison:
     """Runs the comparison of a file whose variables are the arguments of `compare`.
 
     The file is imported under its name without `.py`, from its folder, so that further processes can import it, too.
@@ -83,7 +83,7 @@ def _compare_config(path: str, **given: Any) -> Comparison:
     return compare(**{**found, **given})
 
 
-def _imported(path: Path) -> Any:
+def _imported(path: Path) -> ModuleType:
     if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
         raise FileNotFoundError(
             "`config` must be a Python file whose name can be imported, such as `my_study.py`. "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +16,20 @@ from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
 from multihead._ground.keras import Untracked, check_one_step, tensor_variable
 from multihead._ground.layers import replace_layers
+from multihead._ground.types import (
+    Callback,
+    Config,
+    Dataset,
+    Function,
+    Given,
+    Logs,
+    Loss,
+    Metric,
+    Nested,
+    Optimizer,
+    Rate,
+    Tensor,
+)
 from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
 from multihead._runs.run import checkpoint_of, opened
 from multihead._trainer.custom_loop import CustomLoops
@@ -26,11 +39,13 @@ from multihead._trainer.scaling import check_known, scale_targets
 from multihead._trainer.steps import StepFunction
 from multihead._update.representation import call_encoder
 from multihead._update.spec import Plan
+from multihead.balancing import Balancer
 from multihead.clipping import Clipping
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead, new_head
 from multihead.heads._value import Weight, check_heads, check_weight, is_zero
+from multihead.weighting import Weighting
 
 __all__ = ["MultiHeadTrainer"]
 
@@ -69,7 +84,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     """
 
     def __init__(
-        self, encoder: Callable[[Any], Any], heads: Mapping[str, Head] | None = None, *, name: str | None = None
+        self, encoder: Callable[[Nested], Nested], heads: Mapping[str, Head] | None = None, *, name: str | None = None
     ) -> None:
         if not callable(encoder):
             raise TypeError(
@@ -125,20 +140,20 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     def add_head(
         self,
         name: str,
-        module: Callable[..., Any],
-        loss: Any,
+        module: Function,
+        loss: Loss,
         *,
         weight: Weight = 1.0,
-        metrics: Sequence[Any] = (),
+        metrics: Sequence[Metric] = (),
         teacher_forcing: bool = False,
         ignore_label: float | None = None,
-        reads: Any = None,
+        reads: Given = None,
         class_weight: Mapping[int, float] | None = None,
-        target_scaling: Any = None,
+        target_scaling: Given = None,
         trains_encoder: bool = True,
         couples_rows: bool = False,
-        learning_rate_multiplier: Any = 1.0,
-        weight_decay_multiplier: Any = 1.0,
+        learning_rate_multiplier: Rate = 1.0,
+        weight_decay_multiplier: Rate = 1.0,
     ) -> None:
         """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
@@ -240,13 +255,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @explains_arguments
     def compile(
         self,
-        optimizer: Any = None,
+        optimizer: Optimizer = None,
         *,
-        weighting: Any = None,
-        balancer: Any = None,
+        weighting: Weighting | str | Config | None = None,
+        balancer: Balancer | str | Config | None = None,
         head_schedule: schedules.Schedule | None = None,
         clip: Clipping | None = None,
-        encoder_learning_rate_multiplier: Any = 1.0,
+        encoder_learning_rate_multiplier: Rate = 1.0,
         gradient_accumulation_steps: int = 1,
         micro_batches: int = 1,
         run_eagerly: bool | None = None,
@@ -254,8 +269,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         jit_compile: bool | str | None = None,
         balance_at: str = "representation",
         balance_every: int = 1,
-        encoder_weight_decay_multiplier: Any = 1.0,
-        target_scaling: Mapping[str, Any] | None = None,
+        encoder_weight_decay_multiplier: Rate = 1.0,
+        target_scaling: Config | None = None,
         telemetry: str | None = "norms",
         layers_every: int = 100,
         on_nonfinite: str = "skip",
@@ -339,11 +354,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: Nested, *args: object, **kwargs: object) -> Nested:
         """The predictions of `call`, from inputs in the form of those of `predict`."""
         return super().__call__(as_arrays("inputs", inputs), *args, **kwargs)
 
-    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+    def call(self, inputs: Nested, training: bool | None = None) -> Nested:
         """Every head's predictions by head name; a head with teacher forcing generates.
 
         Args:
@@ -352,7 +367,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """
         check_known(self._setup.heads, "predict")
 
-        def predictions() -> dict[str, Any]:
+        def predictions() -> dict[str, Tensor]:
             representation = call_encoder(self.encoder, inputs, training=bool(training))
             return {head.name: head.generate(representation) for head in self._setup.heads}
 
@@ -362,24 +377,24 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Dataset = None,
+        y: Nested = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: int | str = "auto",
-        callbacks: Any = None,
+        callbacks: Callback | Sequence[Callback] = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: Dataset = None,
         shuffle: bool = True,
         class_weight: Mapping[str, Mapping[int, float]] | None = None,
-        sample_weight: Any = None,
+        sample_weight: Nested = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Logs:
         """Trains the heads and the encoder, as `keras.Model.fit` does.
 
         Args:
@@ -424,16 +439,16 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Dataset = None,
+        y: Nested = None,
         batch_size: int | None = None,
         verbose: int | str = "auto",
-        sample_weight: Any = None,
+        sample_weight: Nested = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callback | Sequence[Callback] = None,
         return_dict: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Logs:
         """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does.
 
         Args:
@@ -462,13 +477,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def predict(
         self,
-        x: Any,
+        x: Dataset,
         batch_size: int | None = None,
         verbose: int | str = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+        callbacks: Callback | Sequence[Callback] = None,
+        **kwargs: object,
+    ) -> Logs:
         """Every head's predictions by name, as `keras.Model.predict` returns them.
 
         Args:
@@ -483,7 +498,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         return super().predict(read_inputs(x), batch_size, verbose, steps, callbacks, **kwargs)
 
     @errors_in_words()
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: Dataset) -> Nested:
         """Every head's predictions by name, for one batch."""
         return super().predict_on_batch(as_arrays("x", x))
 
@@ -491,7 +506,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self,
         line_length: int | None = None,
         positions: Sequence[float] | None = None,
-        print_fn: Callable[[str], Any] | None = None,
+        print_fn: Callable[[str], object] | None = None,
         expand_nested: bool = False,
         show_trainable: bool = False,
         layer_range: Sequence[str] | None = None,
@@ -514,13 +529,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def train_on_batch(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Dataset,
+        y: Nested = None,
+        sample_weight: Nested = None,
         class_weight: Mapping[str, Mapping[int, float]] | None = None,
         return_dict: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Logs:
         """One update, from one batch, as `keras.Model.train_on_batch` makes it.
 
         Args:
@@ -553,8 +568,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
     @errors_in_words()
     def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False, **kwargs: Any
-    ) -> Any:
+        self, x: Dataset, y: Nested = None, sample_weight: Nested = None, return_dict: bool = False, **kwargs: object
+    ) -> Logs:
         """Evaluates one batch, as `keras.Model.test_on_batch` does.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -15,10 +15,11 @@ from multihead._data.data import Data
 from multihead._data.windows import in_windows
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
 from multihead._ground.random import RandomStream
+from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import is_number
 
 
-def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None = None) -> Data:
+def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
     """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them.
 
     Raises:
@@ -37,7 +38,7 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_si
     return Data(x)  # what Keras makes datasets of, by itself
 
 
-def _refuse_beside_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+def _refuse_beside_batches(x: Dataset, y: Nested, sample_weight: Nested, batch_size: int | None) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
@@ -47,12 +48,12 @@ def _refuse_beside_batches(x: Any, y: Any, sample_weight: Any, batch_size: int |
             )
 
 
-def read_inputs(x: Any) -> Any:
+def read_inputs(x: Dataset) -> Nested:
     """The inputs of `predict` in the form of those of `fit`."""
     return x if gives_batches(x) else as_arrays("x", x)
 
 
-def gives_batches(x: Any) -> bool:
+def gives_batches(x: Dataset) -> bool:
     """Whether this yields batches of whatever it holds, and is no array, or structure of arrays, of all examples."""
     if x is None or tf.is_tensor(x) or isinstance(x, (str, bytes, list, tuple, Mapping)):
         return False
@@ -69,14 +70,14 @@ class Call(NamedTuple):
     """
 
     data: Data
-    others: Mapping[str, Any]
+    others: Config
     validation: Data | None = None
 
-    def with_others(self, **others: Any) -> Call:
+    def with_others(self, **others: Nested) -> Call:
         """The call with other arguments."""
         return self._replace(others={**self.others, **others})
 
-    def for_keras(self) -> dict[str, Any]:
+    def for_keras(self) -> Config:
         """The arguments as Keras takes them."""
         x, y, sample_weight = self.data[:3]
         arguments = {**self.others, "x": x, "y": y, "sample_weight": sample_weight}
@@ -123,7 +124,7 @@ class Call(NamedTuple):
         return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
 
 
-def read_call(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
+def read_call(arguments: Config, head_names: Sequence[str]) -> Call:
     """A call of `fit` or `evaluate`, with its data in one form and checked.
 
     Raises:
@@ -143,7 +144,7 @@ def read_call(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
     return Call(data, others, held_out)
 
 
-def _warn_of_idle(others: Mapping[str, Any], *, splits: bool) -> None:
+def _warn_of_idle(others: Config, *, splits: bool) -> None:
     """Warns of arguments of `fit` that have no effect with the others."""
     first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
     text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
@@ -153,7 +154,7 @@ def _warn_of_idle(others: Mapping[str, Any], *, splits: bool) -> None:
         warnings.warn(text, UserWarning, stacklevel=5)
 
 
-def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
+def _read_validation(given: Given, head_names: Sequence[str]) -> Data:
     is_tuple = isinstance(given, (tuple, list))
     if is_tuple and len(given) not in (2, 3):
         raise ValueError(
@@ -167,7 +168,9 @@ def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
         raise type(error)(f"In `validation_data`: {error}") from error
 
 
-def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None) -> Iterator[Any]:
+def read_batches(
+    x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None
+) -> Iterator[Nested]:
     """The batches of data as for `fit`, or of a list of batches, in order and outside of any graph."""
     if isinstance(x, list) and y is None and all(isinstance(each, tuple) for each in x):
         _refuse_beside_batches(x, y, sample_weight, batch_size)

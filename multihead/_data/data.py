@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
 from multihead._ground.random import RandomStream
+from multihead._ground.types import Dataset, Given, Nested
 from multihead._ground.validation import is_number
 from multihead._update.batch import Batch, is_absent, rows
 
@@ -36,13 +37,13 @@ class Data(NamedTuple):
         complete: The names of heads that have been found to have a label for each element.
     """
 
-    x: Any
-    y: Any = None
-    sample_weight: Any = None
+    x: Dataset
+    y: Nested = None
+    sample_weight: Nested = None
     specs: Batch | None = None
-    batches: Callable[[Any], Iterator[Any]] | None = None
+    batches: Callable[[Given], Iterator[Nested]] | None = None
     length: int | None = None
-    first: Any = None
+    first: Nested = None
     labels_are_checked: bool = False
     complete: frozenset[str] = frozenset()
 
@@ -51,13 +52,13 @@ class Data(NamedTuple):
         """Whether these are arrays, of all examples."""
         return self.y is not None
 
-    def sample(self) -> Any:
+    def sample(self) -> Nested:
         """Some examples as a batch, without consuming them; None if unavailable."""
         if self.is_arrays:
             return rows((self.x, self.y, self.sample_weight), 0, _BATCH_SIZE)
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
-    def split(self, fraction: Any) -> tuple[Data, Data]:
+    def split(self, fraction: Given) -> tuple[Data, Data]:
         """The first examples, and the given fraction of all examples at the end.
 
         Raises:
@@ -80,7 +81,7 @@ class Data(NamedTuple):
         return self._replace(x=x, y=y, sample_weight=w), self._replace(x=last_x, y=last_y, sample_weight=last_w)
 
     def as_dataset(
-        self, batch_size: int | None, steps: int | None, shuffle: Any, argument: str, seed: int | None = None
+        self, batch_size: int | None, steps: int | None, shuffle: Given, argument: str, seed: int | None = None
     ) -> tf.data.Dataset:
         """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps.
 
@@ -123,7 +124,7 @@ class Data(NamedTuple):
                 "its source: a file, a filter or a split may be empty."
             )
 
-    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any, seed: int | None) -> tf.data.Dataset:
+    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Given, seed: int | None) -> tf.data.Dataset:
         parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
         size = num_examples(self.x)
         batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
@@ -140,7 +141,7 @@ class Data(NamedTuple):
         )
         return batches.apply(tf.data.experimental.assert_cardinality(math.ceil(size / batch_size)))
 
-    def whole(self, batch_size: int | None, steps: int | None) -> Iterator[Any] | None:
+    def whole(self, batch_size: int | None, steps: int | None) -> Dataset:
         """All batches once, in order, before training; None if the data cannot be read once more, or may have no end.
 
         If the number of steps in an epoch was given, data whose length is unknown may have no end.
@@ -161,13 +162,13 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset
 
     @as_is
-    def present(inputs: Any, *others: Any) -> Any:
+    def present(inputs: Nested, *others: Nested) -> Nested:
         kept = ({k: v for k, v in each.items() if v is not None} if isinstance(each, dict) else each for each in others)
         return (inputs, *(each for each in kept if each is not None))
 
     return dataset.map(present)
 
 
-def num_examples(nest: Any) -> int:
+def num_examples(nest: Nested) -> int:
     leaf = next(leaf for leaf in tf.nest.flatten(nest) if leaf is not None)
     return int(leaf.shape[0])

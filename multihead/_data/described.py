@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._data.arguments import Call
 from multihead._data.data import Data, num_examples
+from multihead._ground.types import Dataset
 
 _OF_THE_LOOP = ("batch_size", "steps_per_epoch", "validation_batch_size", "validation_steps", "validation_freq")
 
@@ -62,7 +62,7 @@ def digest_of_first(data: Data | None) -> int | None:
     return digest
 
 
-def _parts(dataset: Any) -> list[Any]:
+def _parts(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """A dataset and those that it is made from, the last transformation first."""
     found = [dataset]
     for part in found:
@@ -70,7 +70,7 @@ def _parts(dataset: Any) -> list[Any]:
     return found
 
 
-def _numbers(part: Any) -> dict[str, int]:
+def _numbers(part: Dataset) -> dict[str, int]:
     """The whole numbers of a transformation, such as a batch size, by name."""
     found = {}
     for name, value in sorted(vars(part).items()):

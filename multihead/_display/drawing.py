@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from multihead._display.tables import needed
+from multihead._ground.types import Axis, Config, Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, with a darker yellow."""
@@ -17,7 +17,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 """The styles of lines; heads beyond the number of colours have the next style."""
 
 
-def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Axis]:
     """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed.
 
     Raises:
@@ -27,21 +27,21 @@ def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) ->
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def title(axis: Any, message: str, detail: str = "") -> None:
+def title(axis: Axis, message: str, detail: str = "") -> None:
     """A message above a plot, and a detail in grey below the message."""
     axis.set_title(message, loc="left", fontsize=12, fontweight="bold", pad=24 if detail else 8)
     if detail:
         axis.text(0, 1, detail, transform=axis.transAxes, fontsize=9, color=GREY, va="bottom", ha="left").set_y(1.02)
 
 
-def open_axis(axis: Any) -> None:
+def open_axis(axis: Axis) -> None:
     """Removes the frame of an axis except for the left and the lower line."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
     axis.tick_params(colors=GREY, labelsize=9)
 
 
-def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
+def lines(axis: Axis, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
     """One line of `[points]` values per name, on an axis whose scales are set, with its text at the right end.
 
     Texts do not overlap, and non-finite values have no point.
@@ -58,7 +58,7 @@ def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Ma
         label_ends(axis, [(y, texts[name], of_line) for name, (_, y, of_line) in ends.items()])
 
 
-def label_ends(axis: Any, labels: Sequence[tuple[float, str, str]], size: float = 10) -> None:
+def label_ends(axis: Axis, labels: Sequence[tuple[float, str, str]], size: float = 10) -> None:
     """Labels (value, text and colour) at the right edge of an axis with everything drawn, apart from each other."""
     axis.figure.draw_without_rendering()
     height = axis.get_window_extent().height
@@ -94,7 +94,7 @@ def colour(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
 
 
-def bars(axis: Any, message: str, names: Sequence[str], values: np.ndarray, texts: Sequence[str]) -> None:
+def bars(axis: Axis, message: str, names: Sequence[str], values: np.ndarray, texts: Sequence[str]) -> None:
     """Horizontal bars with a text at the end of each; non-finite values have no bar."""
     finite = np.where(np.isfinite(values), values, 0.0)
     axis.barh(range(len(names)), finite, height=0.6, color=[colour(k) for k in range(len(names))])
@@ -108,7 +108,9 @@ def bars(axis: Any, message: str, names: Sequence[str], values: np.ndarray, text
     axis.set_title(message, loc="left", fontsize=10)
 
 
-def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, columns: Sequence[str] | None = None) -> None:
+def heat_map(
+    axis: Axis, message: str, rows: Sequence[str], values: np.ndarray, columns: Sequence[str] | None = None
+) -> None:
     """A matrix of cosines, from -1 (orange) to 1 (purple), each with its number.
 
     The cells of non-finite values are empty. Without `columns`, they are the rows, of which only the pairs below the
@@ -136,7 +138,7 @@ def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, c
     axis.set_title(message, loc="left", fontsize=10)
 
 
-def cosine_matrix(statistics: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
+def cosine_matrix(statistics: Config, heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The matrix of cosines between heads, and with the update, from statistics by name.
 
     Returns:

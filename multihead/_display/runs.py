@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from multihead._display.drawing import GREY, colour, cosine_matrix, heat_map, label_ends, lines, open_axis, title
 from multihead._display.tables import needed, plain
+from multihead._ground.types import Axis, Callback, Config, Given
 from multihead._ground.validation import nearest
 
 _LOSS = "_loss"
@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> Run:
     )
 
 
-def _of_history(history: Any) -> Run:
+def _of_history(history: Callback) -> Run:
     """The run of one call of `fit`, by epoch.
 
     Args:
@@ -109,7 +109,7 @@ def _of_history(history: Any) -> Run:
     return Run(heads, steps, of_training, {}, next(iter(steps_of.values()), steps[:0]), validation, "history", "epochs")
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
     """The lines of a ledger. A last line that a crash has cut off is left out.
 
     Raises:
@@ -125,7 +125,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         return list(_parsed(file.read().split("\n"), path))
 
 
-def _parsed(lines: list[str], path: Any) -> Iterator[dict[str, Any]]:
+def _parsed(lines: list[str], path: str | os.PathLike[str]) -> Iterator[Config]:
     for number, text in enumerate(lines):
         if not text:
             continue
@@ -142,7 +142,7 @@ def _parsed(lines: list[str], path: Any) -> Iterator[dict[str, Any]]:
             )
 
 
-def runs_of(run: Any) -> list[Run]:
+def runs_of(run: Given) -> list[Run]:
     """The runs of what a plot is given: one or several, each with a unique name.
 
     Raises:
@@ -157,7 +157,7 @@ def runs_of(run: Any) -> list[Run]:
     return [replace(each, name=name) for each, name in zip(found, numbered)]
 
 
-def _one(run: Any) -> Run:
+def _one(run: Given) -> Run:
     if isinstance(run, Run):
         return run
     if isinstance(run, (str, os.PathLike)):
@@ -170,7 +170,7 @@ def _one(run: Any) -> Run:
     )
 
 
-def _columns(found: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def _columns(found: Sequence[Config]) -> dict[str, np.ndarray]:
     names = dict.fromkeys(name for line in found for name in line)
     names = {name: None for name in names if name not in ("step", "epoch", "applied", "layers")}
     return {name: np.array([line.get(name) for line in found], np.float64) for name in names}
@@ -215,7 +215,7 @@ def by_layer(run: Run) -> dict[str, np.ndarray]:
     return {pair: found[pair] for pair in found if pair in known[:6]}
 
 
-def draw_losses(axis: Any, run: Run) -> None:
+def draw_losses(axis: Axis, run: Run) -> None:
     """Each head's loss relative to that at the start."""
     by_head, texts, dots = {}, {}, []
     for k, head in enumerate(run.heads):
@@ -245,7 +245,7 @@ _TITLES = {
 }
 
 
-def draw_values(axis: Any, run: Run, name: str) -> None:
+def draw_values(axis: Axis, run: Run, name: str) -> None:
     """A statistic of each head: its norm, weight or coefficient; norms, and values far apart, on a logarithmic scale."""
     by_head = of_heads(run, name)
     texts, drawn = {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()}, _known(by_head)
@@ -259,7 +259,7 @@ def draw_values(axis: Any, run: Run, name: str) -> None:
     title(axis, *_TITLES[name])
 
 
-def draw_shares(axis: Any, run: Run) -> None:
+def draw_shares(axis: Axis, run: Run) -> None:
     """Each head's share of the encoder's gradient, as a stack of areas."""
     values = np.array([np.nan_to_num(each) for each in of_heads(run, "share").values()])
     values = values / np.where(values.sum(axis=0) > 0, values.sum(axis=0), 1.0)
@@ -274,13 +274,13 @@ def draw_shares(axis: Any, run: Run) -> None:
     title(axis, "Who moves the encoder", "share of each head in the sum of the gradients' norms, after balancing")
 
 
-def draw_cosines(axis: Any, run: Run) -> None:
+def draw_cosines(axis: Axis, run: Run) -> None:
     """The mean cosines between heads."""
     heat_map(axis, "", *cosines(run))
     title(axis, "Which heads agree", "mean cosine of gradients: +1 the same, −1 opposed")
 
 
-def draw_layers(axis: Any, run: Run) -> None:
+def draw_layers(axis: Axis, run: Run) -> None:
     """The mean cosines in each layer."""
     by_pair = by_layer(run)
     heat_map(axis, "", list(run.layers), np.array(list(by_pair.values())).T, list(by_pair))
@@ -301,7 +301,7 @@ def _share(value: float) -> str:
     return f"{value:.0%}" if value >= 0.095 or value == 0 else f"{value:.1%}" if value >= 0.001 else f"{value:.2%}"
 
 
-def _ticks(axis: Any, text: Callable[[float], str]) -> None:
+def _ticks(axis: Axis, text: Callable[[float], str]) -> None:
     """Labels of the vertical axis; on a logarithmic one at 1, 2 and 5 times the powers of ten."""
     if axis.get_yscale() == "log":
         ticker = needed("matplotlib.ticker", "plots", "`plots`")

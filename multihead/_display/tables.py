@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Sequence
-from typing import Any
+
+from multihead._ground.types import Figure
 
 
-def optional(module: str) -> Any:
+def optional(module: str) -> Figure:
     """An optional module, or None if it is not installed."""
     try:
         return importlib.import_module(module)
@@ -16,7 +17,7 @@ def optional(module: str) -> Any:
         return None
 
 
-def needed(module: str, extra: str, what: str) -> Any:
+def needed(module: str, extra: str, what: str) -> Figure:
     """An optional module.
 
     Raises:

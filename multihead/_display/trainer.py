@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -13,6 +12,8 @@ from multihead import losses
 from multihead._display.drawing import GREY, colour, new_figure, title
 from multihead._display.tables import as_text, needed
 from multihead._ground.layers import renamed
+from multihead._ground.types import Axis, Config, Figure, Function, Given, Layer, Optimizer, Trainer, Variable
+from multihead._method import Method
 
 
 class Part(NamedTuple):
@@ -31,7 +32,7 @@ class Part(NamedTuple):
     size: str
 
     @classmethod
-    def of(cls, name: str, module: Any, rate: Any) -> Part:
+    def of(cls, name: str, module: Layer, rate: Given) -> Part:
         """A module, which is frozen if the factor of its learning rate is 0."""
         kind = type(module).__name__ if not inspect.isfunction(module) else "function"
         if not getattr(module, "built", True):
@@ -44,18 +45,18 @@ class Part(NamedTuple):
         return self.size if self.parameters is None else f"{self.size} parameters"
 
 
-def _size(variable: Any) -> int:
+def _size(variable: Variable) -> int:
     return int(tf.TensorShape(variable.shape).num_elements() or 0)
 
 
-def parts_of(trainer: Any) -> list[Part]:
+def parts_of(trainer: Trainer) -> list[Part]:
     """The encoder, and the heads' modules."""
     rate = 1.0 if trainer.options is None else trainer.options.encoder_learning_rate_multiplier
     heads = [Part.of(name, head.module, head.learning_rate_multiplier) for name, head in trainer.heads.items()]
     return [Part.of("encoder", trainer.encoder, rate), *heads]
 
 
-def described(method: Any) -> str:
+def described(method: Method) -> str:
     """A method with the options that differ from its defaults: `"CAGrad(c=0.5)"`."""
     defaults = {name: each.default for name, each in inspect.signature(type(method).__init__).parameters.items()}
     config = {name: value for name, value in method.get_config().items() if name in defaults and name != "name"}
@@ -63,26 +64,26 @@ def described(method: Any) -> str:
     return f"{type(method).__name__}({', '.join(options)})" if options else type(method).__name__
 
 
-def loss_of(head: Any) -> str:
+def loss_of(head: Given) -> str:
     """The name of a head's loss."""
     return "" if head.loss is None else losses.get(head.loss).name
 
 
-def weight_of(head: Any) -> str:
+def weight_of(head: Given) -> str:
     """A head's weight, as text."""
     if head.loss is None:
         return "not trained"
     return "a function of the step" if callable(head.weight) else f"{float(head.weight):g}"
 
 
-def factor_of(rate: Any) -> str:
+def factor_of(rate: Given) -> str:
     """A factor of the learning rate, as text."""
     if isinstance(rate, (int, float)):
         return "frozen" if rate == 0 else f"{rate:g}"
     return "a function of the step" if inspect.isroutine(rate) else type(rate).__name__
 
 
-def update_of(trainer: Any) -> list[tuple[str, str]]:
+def update_of(trainer: Trainer) -> list[tuple[str, str]]:
     """The stages of an update, as pairs of a name and a description; empty for a trainer that is not compiled."""
     options = trainer.options
     if options is None:
@@ -106,7 +107,7 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
     ]
 
 
-def balancing_of(trainer: Any) -> str:
+def balancing_of(trainer: Trainer) -> str:
     """How and where the heads' gradients are combined, as text."""
     options = trainer.options
     if options is None or options.balancer is None:
@@ -115,7 +116,7 @@ def balancing_of(trainer: Any) -> str:
     return f"{described(options.balancer)}, at the {options.balance_at}{every}"
 
 
-def passes_of(trainer: Any) -> str | None:
+def passes_of(trainer: Trainer) -> str | None:
     """How often each batch, or micro-batch, runs through the encoder, as text.
 
     None for a trainer that is not built, and where it is once forward and once backward.
@@ -131,14 +132,14 @@ def passes_of(trainer: Any) -> str | None:
     return f"{words}, for each micro-batch" if options.gradient_accumulation_steps * options.micro_batches > 1 else words
 
 
-def _optimizer(optimizer: Any) -> str:
+def _optimizer(optimizer: Optimizer) -> str:
     rate = optimizer.learning_rate
     is_number = isinstance(rate, (int, float)) or hasattr(rate, "numpy")
     name = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
     return f"{name}, learning rate {float(rate):.4g}" if is_number else f"{name}, learning rate {type(rate).__name__}"
 
 
-def tables(trainer: Any) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables(trainer: Trainer) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, columns and rows of the tables that `summary` prints."""
     encoder, *of_heads = parts_of(trainer)
     rows = [["encoder", encoder.kind, encoder.size, "", "", ""]]
@@ -157,7 +158,7 @@ def tables(trainer: Any) -> list[tuple[str, list[str], list[list[str]]]]:
     return [of_modules, ("One update", ["stage", ""], [list(stage) for stage in update])]
 
 
-def print_summary(trainer: Any, arguments: dict[str, Any], of_keras: Callable[..., Any]) -> None:
+def print_summary(trainer: Trainer, arguments: Config, of_keras: Function) -> None:
     """Prints the tables and, if arguments of Keras's own summary are given, that summary, `of_keras`, too."""
     write = arguments.get("print_fn") or print
     for heading, columns, rows in tables(trainer):
@@ -172,7 +173,7 @@ def print_summary(trainer: Any, arguments: dict[str, Any], of_keras: Callable[..
 WIDTH, HEIGHT, GAP = 2.6, 0.8, 0.35
 
 
-def draw_model(trainer: Any) -> Any:
+def draw_model(trainer: Trainer) -> Figure:
     """See `multihead.plots.model`."""
     heads = trainer.heads
     figure, axes = new_figure("`plots.model`", 1, 1, (10, 1.9 + (HEIGHT + GAP) * len(heads) * 0.75))
@@ -206,12 +207,12 @@ def draw_model(trainer: Any) -> Any:
     return figure
 
 
-def _balances_parameters(trainer: Any) -> bool:
+def _balances_parameters(trainer: Trainer) -> bool:
     options = trainer.options
     return options is not None and options.balancer is not None and options.balance_at == "parameters"
 
 
-def _draw_head(axis: Any, found: Any, head: Any, node: tuple[float, float], bottom: float, edge: str) -> None:
+def _draw_head(axis: Axis, found: Part, head: Given, node: tuple[float, float], bottom: float, edge: str) -> None:
     """The box of a head, the arrow to it from the representation, and its loss."""
     left, centre = node[0] + 1.3, bottom + HEIGHT / 2
     axis.annotate("", (left, centre), node, arrowprops=_arrow(edge))
@@ -222,7 +223,7 @@ def _draw_head(axis: Any, found: Any, head: Any, node: tuple[float, float], bott
     axis.annotate(loss, (right, centre), (right + 0.5, centre), va="center", fontsize=9, arrowprops=_arrow(GREY, "<-"))
 
 
-def _box(axis: Any, corner: tuple[float, float], height: float, name: str, text: str, *, edge: str) -> None:
+def _box(axis: Axis, corner: tuple[float, float], height: float, name: str, text: str, *, edge: str) -> None:
     patches = needed("matplotlib.patches", "plots", "`plots.model`")
     left, bottom = corner
     shape = patches.FancyBboxPatch(
@@ -235,7 +236,7 @@ def _box(axis: Any, corner: tuple[float, float], height: float, name: str, text:
     axis.text(left + 0.15, bottom + 0.12, text, va="bottom", fontsize=9, color="black", zorder=3)
 
 
-def _arrow(of_arrow: str, style: str = "-|>") -> dict[str, Any]:
+def _arrow(of_arrow: str, style: str = "-|>") -> Config:
     return {"arrowstyle": style, "color": of_arrow, "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
 
 

@@ -6,22 +6,22 @@ import gc
 import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers
+from multihead._ground.types import Config, Function, Given, Layer, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead.heads._named import NamedHead
 
-Step = Callable[[Any], Any] | None
+Step = Function | None
 
 
-def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> list[str]:
+def heads_to_export(head: Given, names: Sequence[str], built: Container[str]) -> list[str]:
     """The names of the heads that `export` was asked for.
 
     Raises:
@@ -40,13 +40,13 @@ def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> l
 
 def export_heads(
     path: str | os.PathLike[str],
-    encoder: Any,
+    encoder: Layer,
     heads: Sequence[NamedHead],
-    encoder_specs: Any,
+    encoder_specs: Nested,
     *,
     by_head: bool,
     preprocess: Step,
-    inputs: Any,
+    inputs: Nested,
     generate: Step | Mapping[str, Step],
     postprocess: Step | Mapping[str, Step],
 ) -> None:
@@ -88,7 +88,7 @@ def export_heads(
             _add_outputs(outputs, output, head.name, by_head)
         return outputs
 
-    steps: list[Any] = [preprocess, *generators.values(), *finishers.values()]
+    steps: list[Given] = [preprocess, *generators.values(), *finishers.values()]
     steps += [part for head in heads for part in (head.module, head.scaling)]
     parts = [encoder, *(step for step in steps if step is not None)]
     with _without_cudnn(parts):
@@ -99,7 +99,7 @@ def export_heads(
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
 
 
-def _by_name(specs: Any) -> dict[str, tf.TensorSpec]:
+def _by_name(specs: Nested) -> dict[str, tf.TensorSpec]:
     """The specs of a nest by their names, or by their paths in it."""
     named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
     if len(named) < len(tf.nest.flatten(specs)):
@@ -109,12 +109,12 @@ def _by_name(specs: Any) -> dict[str, tf.TensorSpec]:
     return named
 
 
-def _check_callable(argument: str, step: Any) -> None:
+def _check_callable(argument: str, step: Tensor) -> None:
     if step is not None and not callable(step):
         raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
 
 
-def _steps(argument: str, given: Any, heads: Sequence[str]) -> dict[str, Step]:
+def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]:
     """One function or None for each head, from a function for a single head or a dict by head name."""
     if isinstance(given, Mapping):
         check_head_names(argument, given, heads)
@@ -129,7 +129,7 @@ def _steps(argument: str, given: Any, heads: Sequence[str]) -> dict[str, Step]:
     return {name: steps.get(name) for name in heads}
 
 
-def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
+def _by_path(nest: Nested, path: str = "") -> Config:
     """The leaves of a nest by their keys and positions (`inputs` for a single tensor), in the order of `tf.nest.flatten`."""
     if isinstance(nest, Mapping):
         parts = [(f"{path}_{key}" if path else str(key), nest[key]) for key in sorted(nest)]
@@ -140,7 +140,7 @@ def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
     return {name: leaf for inner, value in parts for name, leaf in _by_path(value, inner).items()}
 
 
-def _checked(given: Any, specs: Any) -> Any:
+def _checked(given: Given, specs: Nested) -> Trainer:
     """Checks that the result of `preprocess` has the structure and ranks that the encoder was built for."""
     ranks = {path: spec.shape.rank for path, spec in _by_path(specs).items()}
     tensors = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
@@ -152,7 +152,7 @@ def _checked(given: Any, specs: Any) -> Any:
     return given
 
 
-def _add_outputs(outputs: dict[str, tf.Tensor], output: Any, name: str, by_head: bool) -> None:
+def _add_outputs(outputs: dict[str, tf.Tensor], output: Nested, name: str, by_head: bool) -> None:
     """Adds a head's outputs to the signature's: a single tensor gets the head's name, a dict keeps its keys."""
     own = output if isinstance(output, Mapping) else {name: output}
     if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
@@ -170,13 +170,13 @@ def _add_outputs(outputs: dict[str, tf.Tensor], output: Any, name: str, by_head:
         outputs[full] = value
 
 
-def _without_cudnn(parts: Sequence[Any]) -> AbstractContextManager[None]:
+def _without_cudnn(parts: Sequence[Layer]) -> AbstractContextManager[None]:
     """A context in which recurrent layers do not use GPU-only kernels, so that the export runs anywhere."""
     layers = [layer for part in parts for layer in all_layers(part)]
     return temporarily("use_cudnn", [(layer, False) for layer in layers if hasattr(layer, "use_cudnn")])
 
 
-def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:
+def _tables(traced: Given, parts: Sequence[Layer]) -> list[Given]:
     """The lookup tables that a traced function uses, found by following the references of its parts.
 
     Raises:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,6 +20,7 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
+from multihead._ground.types import Config, Given, Layer, Loss, Metric, Nested, Optimizer, Tensor
 from multihead._ground.validation import quoted
 
 
@@ -32,10 +33,10 @@ class Parts(NamedTuple):
     """
 
     encoder: keras.Model
-    heads: dict[str, tuple[Any, Any]]
+    heads: dict[str, tuple[Layer, Given]]
 
 
-def parts_of(model: Any, representation: str | Sequence[str] | None) -> Parts:
+def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
     """Takes a functional model apart where its outputs' ways part, or at given layers.
 
     Args:
@@ -66,7 +67,7 @@ def parts_of(model: Any, representation: str | Sequence[str] | None) -> Parts:
     return Parts(encoder, {name: _head(name, tensor, boundary) for name, tensor in outputs.items()})
 
 
-def _outputs_of(model: Any) -> dict[str, Any]:
+def _outputs_of(model: Layer) -> dict[str, Tensor]:
     """The outputs of a model by name: the keys of a dict, otherwise Keras's names.
 
     Raises:
@@ -103,7 +104,7 @@ def _outputs_of(model: Any) -> dict[str, Any]:
     return dict(zip(names, flat))
 
 
-def _named(model: Any, nodes: Sequence[Any], names: str | Sequence[str]) -> list[Any]:
+def _named(model: Layer, nodes: Sequence[Layer], names: str | Sequence[str]) -> list[Given]:
     """The symbolic tensors that the layers of some names return.
 
     Raises:
@@ -121,7 +122,7 @@ def _named(model: Any, nodes: Sequence[Any], names: str | Sequence[str]) -> list
     return [tensor for name in wanted for tensor in outputs_of(found[name])]
 
 
-def _check_shared(model: Any, nodes: Sequence[Any], in_encoder: set[int]) -> None:
+def _check_shared(model: Layer, nodes: Sequence[Layer], in_encoder: set[int]) -> None:
     """Checks that the encoder has weights.
 
     Raises:
@@ -137,7 +138,7 @@ def _check_shared(model: Any, nodes: Sequence[Any], in_encoder: set[int]) -> Non
     )
 
 
-def _check_divided(outputs: Mapping[str, Any]) -> None:
+def _check_divided(outputs: Mapping[str, Tensor]) -> None:
     """Checks that the heads are parts of their own.
 
     Raises:
@@ -153,9 +154,9 @@ def _check_divided(outputs: Mapping[str, Any]) -> None:
         )
 
 
-def _keys(tensors: Any) -> dict[str, Any]:
+def _keys(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     """Symbolic tensors by unique names: those of their layers, with a number where a layer returns several."""
-    found: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
     for tensor in tensors:
         name = str(layer_of(node_of(tensor)).name).replace("/", "_")
         taken = [key for key in found if key == name or key.rpartition("_")[0] == name]
@@ -163,7 +164,7 @@ def _keys(tensors: Any) -> dict[str, Any]:
     return found
 
 
-def _head(name: str, output: Any, boundary: Mapping[str, Any]) -> tuple[Any, Any]:
+def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[Layer, Given]:
     """The layers from the representation to an output as a model, and what it reads of the representation."""
     nodes = nodes_in_order([output], boundary.values())
     read = {id(tensor) for node in nodes for tensor in inputs_of(node)} or {id(output)}
@@ -179,11 +180,11 @@ def _head(name: str, output: Any, boundary: Mapping[str, Any]) -> tuple[Any, Any
     return with_masks_of_layers(module), reads
 
 
-def _input_like(tensor: Any) -> Any:
+def _input_like(tensor: Tensor) -> Tensor:
     return keras.Input(batch_shape=tuple(tensor.shape), dtype=tensor.dtype)
 
 
-def compiled_of(model: Any, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
     """What a model was compiled with, by the name of an output: the arguments `loss`, `weight` and `metrics` of a head.
 
     An output without a loss has None. Metrics are copies, which do not share their state with the model.
@@ -202,7 +203,7 @@ def compiled_of(model: Any, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _named_loss(model: Any, place: int, loss: Any) -> Any:
+def _named_loss(model: Layer, place: int, loss: Loss) -> Loss:
     """The loss of an output; a binary crossentropy for the short name with which Keras 3 chooses one by the shapes.
 
     Raises:
@@ -219,13 +220,13 @@ def _named_loss(model: Any, place: int, loss: Any) -> Any:
     )
 
 
-def optimizer_of(model: Any) -> Any:
+def optimizer_of(model: Layer) -> Optimizer:
     """A new optimizer with the options of the one that a model was compiled with; None without one."""
     optimizer = getattr(model, "optimizer", None)
     return None if optimizer is None else type(optimizer).from_config(optimizer.get_config())
 
 
-def _by_output(model: Any, argument: str, given: Any, *, for_all: bool) -> list[Any]:
+def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:
     """What `compile` was given for each output of a model, in the order of `tf.nest.flatten`; None for no output.
 
     Args:
@@ -241,9 +242,9 @@ def _by_output(model: Any, argument: str, given: Any, *, for_all: bool) -> list[
     places = dict(zip(_keys(flat), range(len(flat))))
     if not isinstance(given, Mapping) or not set(given) <= set(places):
         places = tf.nest.pack_sequence_as(model.output, list(range(len(flat))))
-    found: list[Any] = [None] * len(flat)
+    found: list[Given] = [None] * len(flat)
 
-    def walk(places: Any, given: Any) -> None:
+    def walk(places: Given, given: Given) -> None:
         if isinstance(places, int):
             found[places] = given
         elif isinstance(places, Mapping) and isinstance(given, Mapping) and set(given) <= set(places):
@@ -265,7 +266,7 @@ def _by_output(model: Any, argument: str, given: Any, *, for_all: bool) -> list[
     return found
 
 
-def _metrics_of(model: Any, argument: str, given: Any) -> list[list[Any]]:
+def _metrics_of(model: Layer, argument: str, given: Given) -> list[list[Metric]]:
     """The metrics of each output."""
     count = len(tf.nest.flatten(model.output))
     is_nested = isinstance(given, (list, tuple)) and any(isinstance(each, (list, tuple, Mapping)) for each in given)
@@ -277,7 +278,7 @@ def _metrics_of(model: Any, argument: str, given: Any) -> list[list[Any]]:
     return [list(each) if isinstance(each, (list, tuple)) else [] if each is None else [each] for each in found]
 
 
-def _copied(metric: Any, output: str) -> Any:
+def _copied(metric: Metric, output: str) -> Metric:
     """A copy of a metric, under the name that it had before Keras 2 put that of the output in front."""
     if not isinstance(metric, keras.metrics.Metric):
         return metric

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -12,6 +11,7 @@ import tensorflow as tf
 from multihead._formats.export import export_heads, heads_to_export
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
+from multihead._ground.types import Config, Function, Given, Layer, Nested, Optimizer, Tensor, Trainer
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import Shapes
 from multihead._trainer.options import CompileOptions
@@ -25,7 +25,7 @@ from multihead.heads._reads import decode_reads
 class SavedTrainer(TrainerState):
     """How Keras saves and loads a trainer, and how it is exported."""
 
-    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: object) -> None:
         """Saves the trainer, with the optimizer's state, as a `.keras` file.
 
         `keras.models.load_model(filepath)` loads the whole trainer: its heads, the options of `compile`, weights, and
@@ -43,33 +43,33 @@ class SavedTrainer(TrainerState):
         check_path(filepath, kwargs)
         super().save(filepath, overwrite, **kwargs)
 
-    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: object) -> None:
         """Saves the weights, and what else changes in training, as `keras.Model.save_weights` does."""
         self._build()
         super().save_weights(filepath, overwrite, **kwargs)
 
-    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any) -> Any:
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: object) -> None:
         """Loads what `save_weights` saved, as `keras.Model.load_weights` does."""
         self._build()
-        return super().load_weights(filepath, skip_mismatch, **kwargs)
+        super().load_weights(filepath, skip_mismatch, **kwargs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments and the heads."""
         return encode_trainer(self.name, self.encoder, self._setup.heads)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(cls, config: Config, custom_objects: Given = None) -> Trainer:
         """Creates a trainer with its heads from the result of `get_config`."""
         return decode_trainer(cls, config, custom_objects)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: dict[str, Tensor]) -> None:
         """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
         super().save_own_variables(store)
         if self._phase is None:
             draw_from_variables(self)
         save_variables(self.encoder, self._setup.heads, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: dict[str, Tensor]) -> None:
         """Loads what `save_own_variables` saved."""
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._phase is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
@@ -77,23 +77,23 @@ class SavedTrainer(TrainerState):
         load_variables(self.encoder, self._setup.heads, store)
         load_as_arrays(self.metrics)  # Keras loads these next
 
-    def get_build_config(self) -> dict[str, Any]:
+    def get_build_config(self) -> Config:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
         self._build()
         return encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
+    def build_from_config(self, config: Config) -> None:
         """Creates all variables, from the result of `get_build_config`."""
         found = decode_shapes(config)
         if found is not None:
             specs, self.run_eagerly = found
             self._build(specs)
 
-    def get_compile_config(self) -> dict[str, Any] | None:
+    def get_compile_config(self) -> Config | None:
         """The arguments of `compile`; None if the trainer is not compiled."""
         return None if self._setup.options is None else encode_options(self.optimizer, self._setup.options)
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
+    def compile_from_config(self, config: Config) -> None:
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
         self.compile(**decode_options(config))
         self._build()
@@ -103,10 +103,10 @@ class SavedTrainer(TrainerState):
         filepath: str | os.PathLike[str],
         heads: str | Sequence[str] | None = None,
         *,
-        preprocess: Callable[[Any], Any] | None = None,
-        inputs: Any = None,
-        generate: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
-        postprocess: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        preprocess: Function | None = None,
+        inputs: Nested = None,
+        generate: Function | Mapping[str, Function] | None = None,
+        postprocess: Function | Mapping[str, Function] | None = None,
     ) -> None:
         """Exports the encoder and heads as a TensorFlow SavedModel that runs without this library and without Keras.
 
@@ -150,7 +150,7 @@ class SavedTrainer(TrainerState):
         )
 
 
-def check_path(filepath: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+def check_path(filepath: str | os.PathLike[str], options: Config) -> None:
     """Checks that `save` is asked for the format that holds a whole trainer.
 
     Raises:
@@ -164,7 +164,7 @@ def check_path(filepath: str | os.PathLike[str], options: Mapping[str, Any]) -> 
         )
 
 
-def encode_trainer(name: str, encoder: Any, heads: Sequence[NamedHead]) -> dict[str, Any]:
+def encode_trainer(name: str, encoder: Layer, heads: Sequence[NamedHead]) -> Config:
     """The constructor's arguments and the heads."""
     # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
     for _ in range(2):
@@ -173,7 +173,7 @@ def encode_trainer(name: str, encoder: Any, heads: Sequence[NamedHead]) -> dict[
     return {"name": name, "encoder": saved, "heads": saved_heads}
 
 
-def decode_trainer(cls: Any, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None) -> Any:
+def decode_trainer(cls: type[Trainer], config: Config, custom_objects: Config | None) -> Trainer:
     """Creates a trainer of a class with its heads from the result of `encode_trainer`."""
     restore = keras.saving.deserialize_keras_object
     config = restorable(config)
@@ -185,19 +185,19 @@ def decode_trainer(cls: Any, config: Mapping[str, Any], custom_objects: Mapping[
     return trainer
 
 
-def encode_shapes(shapes: Shapes, *, run_eagerly: bool) -> dict[str, Any]:
+def encode_shapes(shapes: Shapes, *, run_eagerly: bool) -> Config:
     """The specs of the batches that a trainer was built for, as JSON."""
     return {"specs": encode_specs(None if shapes.specs is None else tuple(shapes.specs)), "run_eagerly": run_eagerly}
 
 
-def decode_shapes(config: Mapping[str, Any] | None) -> tuple[Batch, bool] | None:
+def decode_shapes(config: Config | None) -> tuple[Batch, bool] | None:
     """The specs, and whether modules run eagerly, from the result of `encode_shapes`; None if there are no specs."""
     if not config or config.get("specs") is None:
         return None
     return Batch(*decode_specs(config["specs"])), config.get("run_eagerly", False)
 
 
-def encode_options(optimizer: Any, options: CompileOptions) -> dict[str, Any]:
+def encode_options(optimizer: Optimizer, options: CompileOptions) -> Config:
     """The arguments of `compile`."""
     serialize = keras.saving.serialize_keras_object
     return {
@@ -207,18 +207,18 @@ def encode_options(optimizer: Any, options: CompileOptions) -> dict[str, Any]:
     }
 
 
-def decode_options(config: Mapping[str, Any]) -> dict[str, Any]:
+def decode_options(config: Config) -> Config:
     """The arguments of `compile` from the result of `encode_options`."""
     return {key: keras.saving.deserialize_keras_object(value) for key, value in config.items()}
 
 
-def save_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
+def save_variables(encoder: Layer, heads: Sequence[NamedHead], store: dict[str, Tensor]) -> None:
     """Saves what Keras would not save of the encoder and the heads' modules."""
     for name, variable in (*_of_tf_modules(encoder, heads), *_seeds(encoder, heads)):
         store[name] = tf.convert_to_tensor(variable).numpy()
 
 
-def load_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
+def load_variables(encoder: Layer, heads: Sequence[NamedHead], store: dict[str, Tensor]) -> None:
     """Loads what `save_variables` saved."""
     saved = set(store.keys())
     for name, variable in _of_tf_modules(encoder, heads):
@@ -228,18 +228,18 @@ def load_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None
             variable.assign(store[name])
 
 
-def _of_tf_modules(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
+def _of_tf_modules(encoder: Layer, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
     """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
     for name, module in _modules(encoder, heads):
         if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
             yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
 
 
-def _seeds(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
+def _seeds(encoder: Layer, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
     """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
     for name, module in _modules(encoder, heads):
         yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
 
 
-def _modules(encoder: Any, heads: Sequence[NamedHead]) -> list[tuple[str, Any]]:
+def _modules(encoder: Layer, heads: Sequence[NamedHead]) -> list[tuple[str, Layer]]:
     return [("encoder", encoder), *((f"head_{head.name}", head.module) for head in heads)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 Tensor = Any
@@ -30,3 +31,30 @@ Nested = Any
 
 Gradient = Any
 """A dense tensor, a `tf.IndexedSlices`, or None."""
+
+Dataset = Any
+"""What `fit` takes as `x`: arrays of all examples, or what yields batches."""
+
+Trainer = Any
+"""A `MultiHeadTrainer`, in files that it imports."""
+
+Logs = Any
+"""Values by name, as Keras passes them to callbacks and returns them; None for none."""
+
+Config = dict[str, Any]
+"""Options, a configuration, or what is read from JSON, by name."""
+
+Given = Any
+"""What a user passes, in whatever form, before it is checked."""
+
+Rate = Any
+"""A factor of the learning rate or the weight decay, as `multihead.rates` takes it."""
+
+Function = Callable[..., Any]
+"""A function, or another callable, of a user or of TensorFlow."""
+
+Figure = Any
+"""A `matplotlib.figure.Figure`."""
+
+Axis = Any
+"""A `matplotlib.axes.Axes`, or what is drawn on it."""

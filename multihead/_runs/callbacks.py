@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import choose_direction, steps_at_once, tensor_variable
 from multihead._ground.random import random_numbers, restore_random_numbers
+from multihead._ground.types import Callback, Config, Given, Logs, Nested, Trainer
 from multihead._runs.checkpoint import Checkpoint
 from multihead._runs.files import replace_text
 from multihead._runs.snapshot import Snapshot
@@ -30,7 +31,7 @@ class _NoData(Exception):
     """A value that is neither numbers, strings nor arrays."""
 
 
-def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
+def _encode(value: Given, arrays: dict[str, np.ndarray], name: str) -> Given:
     """A value as JSON; arrays are added to `arrays`, under names that begin with `name`.
 
     Raises:
@@ -50,7 +51,7 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
     raise _NoData
 
 
-def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _decode(value: Given, arrays: Mapping[str, np.ndarray]) -> Given:
     """The value that `_encode` has written."""
     if not isinstance(value, dict):
         return value
@@ -63,7 +64,7 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return (list if value["kind"] == "list" else tuple)(_decode(each, arrays) for each in items)
 
 
-def _encoded(callback: Any, place: int) -> dict[str, tuple[Any, dict[str, np.ndarray]]]:
+def _encoded(callback: Callback, place: int) -> dict[str, tuple[Given, dict[str, np.ndarray]]]:
     """The attributes of a callback that can be written as JSON, each with its own arrays."""
     state = callback.get_run_state() if hasattr(callback, "get_run_state") else vars(callback)
     found = {}
@@ -76,11 +77,11 @@ def _encoded(callback: Any, place: int) -> dict[str, tuple[Any, dict[str, np.nda
     return found
 
 
-def _is_variable(value: Any) -> bool:
+def _is_variable(value: Given) -> bool:
     return isinstance(tensor_variable(value), tf.Variable)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Given, other: Given) -> bool:
     if one is None or other is None or repr(one[0]) != repr(other[0]):
         return False
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one[1].values(), other[1].values()))
@@ -89,11 +90,11 @@ def _is_same(one: Any, other: Any) -> bool:
 class CallbackStates:
     """The state of callbacks: the attributes that training changes. Options are not part of it."""
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = [each for each in callbacks if not isinstance(each, keras.callbacks.ProgbarLogger)]
         self._first = list(map(_encoded, self._callbacks, range(len(self._callbacks))))
 
-    def save(self, arrays: dict[str, np.ndarray]) -> list[Any]:
+    def save(self, arrays: dict[str, np.ndarray]) -> list[Config]:
         """The changed attributes, as JSON; arrays are added to `arrays`."""
         saved = []
         for place, (callback, first) in enumerate(zip(self._callbacks, self._first)):
@@ -105,7 +106,7 @@ class CallbackStates:
             saved.append({"class": type(callback).__name__, "state": state})
         return saved
 
-    def restore(self, saved: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> None:
+    def restore(self, saved: Sequence[Config], arrays: Mapping[str, np.ndarray]) -> None:
         """Gives each callback the state of the saved one of the same class, in order."""
         left = list(saved)
         for callback in self._callbacks:
@@ -127,7 +128,7 @@ class CallbackStates:
                     vars(callback)[attribute] = value
 
 
-def _continue_files(callbacks: Sequence[Any], epoch: int) -> None:
+def _continue_files(callbacks: Sequence[Callback], epoch: int) -> None:
     """Makes the loggers of a resumed run append to their files, from which the rows of later epochs are removed."""
     for callback in callbacks:
         path = Path(os.fspath(callback.filename)) if isinstance(callback, keras.callbacks.CSVLogger) else None
@@ -146,11 +147,11 @@ def _continue_files(callbacks: Sequence[Any], epoch: int) -> None:
 class Drawing:
     """A step of Keras that only draws its batches, and returns the same logs each time: of a run before its checkpoint."""
 
-    def __init__(self, trainer: Any, logs: Mapping[str, float]) -> None:
+    def __init__(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         self._trainer = trainer
         self._logs = logs
 
-    def __call__(self, iterator: Any) -> dict[str, float]:
+    def __call__(self, iterator: Iterator[Nested]) -> dict[str, float]:
         next(iterator)
         for _ in range(steps_at_once(self._trainer) - 1):
             next(iterator, None)
@@ -170,18 +171,18 @@ class RunCallbacks(keras.callbacks.CallbackList):
         **params: The parameters of callbacks, as Keras sets them.
     """
 
-    callbacks: list[Any]
+    callbacks: list[Callback]
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: Trainer,
         checkpoint: Checkpoint,
-        start: Mapping[str, Any],
+        start: Config,
         snapshot: Snapshot | None,
-        callbacks: Any,
+        callbacks: Callback | Sequence[Callback],
         *,
         is_over: bool,
-        **params: Any,
+        **params: object,
     ) -> None:
         self._trainer = trainer
         self._checkpoint = checkpoint
@@ -195,7 +196,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
         super().__init__(callbacks, add_history=True, add_progbar=params["verbose"] != 0, model=trainer, **params)
         self._called = self.callbacks
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
         if self._snapshot is not None:
             _continue_files(self.callbacks, self._place[0])
@@ -209,7 +210,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
         elif self._snapshot is not None:
             self._replay()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         self._epoch, self._batch = epoch, 0
         if self._is_replaying and (epoch, 0) == self._place:
@@ -222,7 +223,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
         if self._is_replaying:
             self.callbacks = []
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         done, self._batch = batch + 1 - self._batch, batch + 1
         if self._is_replaying:
@@ -235,14 +236,14 @@ class RunCallbacks(keras.callbacks.CallbackList):
             self._save(self._epoch, self._batch)
         self._end_if_interrupted()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         super().on_epoch_end(epoch, logs)
         if not self._is_replaying:
             self._save(epoch + 1, 0)
             self._end_if_interrupted()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Called by Keras."""
         self.callbacks = self._called
         super().on_train_end(logs)
@@ -304,7 +305,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
                 before: Any = signal.getsignal(signal.SIGINT)
                 stack.callback(signal.signal, signal.SIGINT, before)
 
-                def note(number: int, frame: Any) -> None:
+                def note(number: int, frame: object) -> None:
                     self.was_interrupted = True
                     signal.signal(signal.SIGINT, before)
 

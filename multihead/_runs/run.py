@@ -10,10 +10,9 @@ import random
 import warnings
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,16 +22,17 @@ from multihead._data.described import described, digest_of_first, has_unseeded_s
 from multihead._ground.keras import callbacks_of
 from multihead._ground.random import RandomStream, random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
+from multihead._ground.types import Callback, Config, Trainer
 from multihead._runs.callbacks import RunCallbacks
 from multihead._runs.checkpoint import Checkpoint
 from multihead._runs.files import locked
 from multihead._runs.variables import draw_from_variables
 
 # Which file a trainer's latest run was saved in, and how many updates the trainer had made when the run ended.
-_LATEST: weakref.WeakKeyDictionary[Any, tuple[Path, int]] = weakref.WeakKeyDictionary()
+_LATEST: weakref.WeakKeyDictionary[Trainer, tuple[Path, int]] = weakref.WeakKeyDictionary()
 
 
-def checkpoint_of(callbacks: Any) -> tuple[Checkpoint | None, Any]:
+def checkpoint_of(callbacks: Callback | Sequence[Callback]) -> tuple[Checkpoint | None, Callback | Sequence[Callback]]:
     """The `Checkpoint` among the callbacks of a `fit`, and the others; without one, the callbacks as they are.
 
     Keras's `BackupAndRestore` is replaced by one, which saves at the same times into the same folder.
@@ -57,7 +57,7 @@ def checkpoint_of(callbacks: Any) -> tuple[Checkpoint | None, Any]:
 
 
 @contextmanager
-def opened(trainer: Any, checkpoint: Checkpoint | None) -> Iterator[Run | None]:
+def opened(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | None]:
     """A context in which a `fit` has locked the folder of a checkpoint; None without a checkpoint.
 
     Raises:
@@ -103,12 +103,12 @@ class Run:
             the random numbers when it began. Empty before `begin`.
     """
 
-    def __init__(self, trainer: Any, checkpoint: Checkpoint) -> None:
+    def __init__(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
         self._trainer = trainer
         self._checkpoint = checkpoint
         self._snapshot = checkpoint.read()
         self.stream = RandomStream()
-        self.start: Mapping[str, Any] = {}
+        self.start: Config = {}
         if self._snapshot is not None:  # before data are read and variables created, which may draw
             restore_random_numbers(self._snapshot.description["start"]["entered"])
         self._entered = random_numbers()
@@ -134,7 +134,7 @@ class Run:
                     stacklevel=2,
                 )
         draw_from_variables(self._trainer)
-        start: Mapping[str, Any] = {
+        start: Config = {
             # Taken from the state, not drawn, so that nothing else draws other numbers than without a checkpoint.
             "seed": zlib.crc32(repr(random.getstate()).encode()),
             "random": random_numbers(),
@@ -150,7 +150,7 @@ class Run:
         self.start = start
         return call.in_fixed_order(int(start["seed"]), batches_per_step)
 
-    def _load(self, saved: Mapping[str, Any], present: Mapping[str, Any], epochs: int) -> None:
+    def _load(self, saved: Config, present: Config, epochs: int) -> None:
         """Checks and loads the checkpoint, given what holds of its run and of this `fit`."""
         assert self._snapshot is not None  # noqa: S101
         self._refuse_to_go_back(saved["updates"], self._snapshot.description["updates"], present["updates"], epochs)

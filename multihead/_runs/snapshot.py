@@ -10,9 +10,11 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from multihead._ground.types import Config
 
 _KIND, _FORMAT = b"multihead checkpoint ", b"2"
 _MAGIC = _KIND + _FORMAT + b"\n"
@@ -27,7 +29,7 @@ class Snapshot(NamedTuple):
         arrays: Arrays by name.
     """
 
-    description: dict[str, Any]
+    description: Config
     arrays: dict[str, np.ndarray]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,17 +11,18 @@ import tensorflow as tf
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
+from multihead._ground.types import Layer, Trainer, Variable
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
 
 
-def variables_of(trainer: Any) -> dict[str, tf.Variable]:
+def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
     """The variables of a built trainer that training changes, each once.
 
     Their names are made of the part that they belong to and a number, because names of layers differ between two trainers
     in one process.
     """
-    parts: dict[str, Iterable[Any]] = {"encoder": _of_module(trainer.encoder)}
+    parts: dict[str, Iterable[Variable]] = {"encoder": _of_module(trainer.encoder)}
     parts.update({f"head {name!r}": _of_module(head.module) for name, head in trainer.heads.items()})
     parts.update({name: getattr(trainer, name).variables for name in _METHODS if getattr(trainer, name) is not None})
     scalings = {name: getattr(trainer, SCALING + name, None) for name in trainer.heads}
@@ -41,14 +41,14 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
     return found
 
 
-def _own_state(trainer: Any) -> list[tf.Variable]:
+def _own_state(trainer: Trainer) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
     spec, logs = trainer.update_spec, trainer.log_metrics
     own = [tensor_variable(trainer.updates_before), spec.awake, *spec.faults.state]
     return [*own, *logs.counters]
 
 
-def found_in(root: Any) -> list[Any]:
+def found_in(root: Trainer) -> list[Variable]:
     """The variables in the attributes of an object, and in those of the Keras and TensorFlow objects that it holds.
 
     Keras lists some of them only: it leaves out those that a class holds as random generators and, on Keras 3, as plain
@@ -69,14 +69,14 @@ def found_in(root: Any) -> list[Any]:
         elif isinstance(each, (list, tuple, set)):
             left.extend(reversed(list(each)))
         elif isinstance(each, _HOLDERS):
-            left.extend(value for name, value in reversed(vars(each).items()) if name not in OPTIONS_OF_COMPILE)
+            left.extend(value for name, value in reversed(list(vars(each).items())) if name not in OPTIONS_OF_COMPILE)
     return found
 
 
 _HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
 
 
-def draw_from_variables(trainer: Any) -> None:
+def draw_from_variables(trainer: Trainer) -> None:
     """Makes the layers of a trainer draw random numbers from variables; what was traced before would not."""
     for module in (trainer.encoder, *(head.module for head in trainer.heads.values())):
         if use_seed_variables(module):
@@ -86,11 +86,11 @@ def draw_from_variables(trainer: Any) -> None:
 _METHODS = ("weighting", "balancer", "head_schedule")
 
 
-def _of_module(module: Any) -> list[Any]:
+def _of_module(module: Layer) -> list[Variable]:
     return [*module_variables(module), *state_variables(module), *random_states(module)]
 
 
-def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
+def describe(trainer: Trainer, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
     """The properties that a checkpoint and the trainer must have in common, in words by name."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
@@ -109,7 +109,7 @@ def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, st
     return parts
 
 
-def _in_words(layer: Any) -> str:
+def _in_words(layer: Layer) -> str:
     """A layer's class and the options that are numbers or words."""
     try:
         config = layer.get_config()
@@ -154,7 +154,7 @@ def assign(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray
         variable.assign(value)
 
 
-def _of_replicas(variable: Any) -> Sequence[tf.Variable]:
+def _of_replicas(variable: Variable) -> Sequence[tf.Variable]:
     """The copies of a variable on the replicas; none if there is only one, or they are on several workers.
 
     Keras 3's layers change the copies of mirrored variables separately, such as moving averages.
@@ -166,9 +166,9 @@ def _of_replicas(variable: Any) -> Sequence[tf.Variable]:
     return parts if 1 < len(parts) == strategy.num_replicas_in_sync else []
 
 
-def _is_read_from_all(variable: Any) -> bool:
+def _is_read_from_all(variable: Variable) -> bool:
     """Whether a read of the variable adds up its copies, or averages them."""
-    return variable.synchronization == tf.VariableSynchronization.ON_READ
+    return bool(variable.synchronization == tf.VariableSynchronization.ON_READ)
 
 
 def _written(variable: tf.Variable) -> np.ndarray:

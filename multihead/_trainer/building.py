@@ -6,7 +6,6 @@ import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,6 +13,7 @@ from multihead._ground.keras import tensor_variable
 from multihead._ground.layers import run_in_graphs
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
+from multihead._ground.types import Config, Given, Layer, Nested, Optimizer, Tensor
 from multihead._ground.validation import as_python, quoted
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.trace import read_by_loss, trace_predictions
@@ -25,6 +25,7 @@ from multihead._update.representation import Measure, products, squared_norms
 from multihead._update.spec import UpdateSpec
 from multihead._update.ways import CombinedFirst, PassPerHead, Summed, Way
 from multihead._update.weights import depends_on_losses, head_weights_at
+from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
 from multihead.heads._rows_apart import check_rows_apart
 from multihead.rates import periods_of
@@ -45,7 +46,7 @@ class Shapes:
     predictions: Mapping[str, Predictions] = field(default_factory=dict)
     num_leaves: int = 0
 
-    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Any]) -> bool:
+    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Tensor]) -> bool:
         """Whether targets belong to a head that is not built."""
         built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
         return any(name not in built for name in targets)
@@ -53,7 +54,7 @@ class Shapes:
     def of_heads(self, names: Sequence[str]) -> Shapes:
         """The shapes of some heads only."""
 
-        def kept(by_head: Mapping[str, Any]) -> dict[str, Any]:
+        def kept(by_head: Mapping[str, Given]) -> dict[str, Given]:
             return {name: value for name, value in by_head.items() if name in names}
 
         specs = self.specs
@@ -62,7 +63,7 @@ class Shapes:
 
 
 def build_modules(
-    encoder: Any, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
+    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
 ) -> Shapes:
     """Creates the variables of the encoder, the heads' modules and their metrics.
 
@@ -119,13 +120,13 @@ class Built:
             )
         return self.spec
 
-    def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+    def training_logs(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""
         # Where no update was counted, a `train_step` of the user's own logs by itself.
         has_counted = int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
         return _read_again(logs, self.logs.training_logs() if has_counted else {})
 
-    def evaluation_logs(self, logs: dict[str, Any], step: Any) -> dict[str, Any]:
+    def evaluation_logs(self, logs: dict[str, Tensor], step: Tensor) -> dict[str, Tensor]:
         """The same for the logs of an evaluation after `step` updates."""
         heads = self.spec.network.heads
         present = [head.name for head in heads if f"{head.name}_loss" in logs]
@@ -135,20 +136,20 @@ class Built:
         return _read_again(logs, self.logs.evaluation_logs(head_weights_at(heads, step), present, step))
 
 
-def _read_again(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    found = {name: results.get(name, value) for name, value in logs.items()}
+def _read_again(logs: dict[str, Tensor], results: dict[str, Tensor]) -> dict[str, Tensor]:
+    found: Config = {name: results.get(name, value) for name, value in logs.items()}
     # Numbers are Python's, as in the logs of Keras.
     return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in found.items()}
 
 
 def build_spec(
     *,
-    encoder: Any,
+    encoder: Layer,
     heads: Sequence[NamedHead],
     shapes: Shapes,
     options: CompileOptions,
-    balancer: Any,
-    optimizer: Any,
+    balancer: Balancer | None,
+    optimizer: Optimizer,
     awake: tf.Variable,
     earlier: UpdateSpec | None,
 ) -> UpdateSpec:
@@ -167,7 +168,7 @@ def build_spec(
         if balancer is not None and options.balance_at == "representation":
             _warn_of_nothing_shared([head.name for head in heads], known)
         built = build_optimizer(optimizer, network.variables.all)
-        slots: Sequence[Any] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
+        slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
     else:
         slots = earlier.slots
     training = [k for k, head in enumerate(heads) if head.trains_encoder]
@@ -222,7 +223,7 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predicti
         )
 
 
-def _way(balancer: Any, options: CompileOptions) -> Way:
+def _way(balancer: Balancer | None, options: CompileOptions) -> Way:
     """The way of the heads' gradients through the encoder, and what is measured at the representation."""
     others = [method for method in (options.weighting, options.head_schedule) if method is not None]
     depends = depends_on_losses(options.weighting)
@@ -243,7 +244,7 @@ def _way(balancer: Any, options: CompileOptions) -> Way:
     return CombinedFirst(balancer, measure) if is_single else PassPerHead(balancer, measure)
 
 
-def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:
+def _shapes_of_rows(network: Network, balancer: Balancer, balance_at: str, num_leaves: int) -> Nested:
     """The shapes to build a balancer for: of one matrix, or of all gradient tensors if it needs the gradients."""
     num_heads = len(network.heads)
     if "gradients" not in balancer.uses:

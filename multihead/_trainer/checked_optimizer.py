@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,6 +19,7 @@ from multihead._ground.optimizers import (
     optimizer_names,
     optimizer_takes_over,
 )
+from multihead._ground.types import Config, Given, Optimizer
 from multihead._ground.validation import did_you_mean, in_short, is_number, nearest, quoted
 from multihead.heads._named import NamedHead
 
@@ -50,7 +50,7 @@ _BY_NAME = {
 """What to use instead of optimizers of TensorFlow Addons that Keras does not have under the same name."""
 
 
-def check_optimizer(optimizer: Any, num_replicas: int = 1) -> Any:
+def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
     """Returns a Keras optimizer for an optimizer, its name or its configuration.
 
     Raises:
@@ -88,13 +88,13 @@ def check_optimizer(optimizer: Any, num_replicas: int = 1) -> Any:
     return optimizer
 
 
-def _contains_optimizers(optimizer: Any) -> bool:
+def _contains_optimizers(optimizer: Optimizer) -> bool:
     """Whether an optimizer applies gradients by others, whose slots it does not create itself."""
     found = tf.nest.flatten([list(each.values()) if isinstance(each, dict) else each for each in vars(optimizer).values()])
     return any(isinstance(each, keras.optimizers.Optimizer) for each in found)
 
 
-def _remedy(received: Any, problem: Exception | None) -> str:
+def _remedy(received: Given, problem: Exception | None) -> str:
     """What to pass instead of what is no optimizer."""
     if isinstance(received, type) or (callable(received) and not isinstance(received, keras.layers.Layer)):
         if isinstance(received, keras.optimizers.schedules.LearningRateSchedule):
@@ -127,7 +127,7 @@ def _instead_of(name: str) -> str:
     )
 
 
-def _check_methods(optimizer: Any, num_replicas: int) -> None:
+def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
     """Checks that an optimizer overrides only methods that an update calls.
 
     Raises:
@@ -151,7 +151,7 @@ def _check_methods(optimizer: Any, num_replicas: int) -> None:
         )
 
 
-def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
+def check_weight_decay(optimizer: Optimizer, rates: Config, heads: Sequence[NamedHead]) -> None:
     """Checks that the optimizer has the weight decay that is to be multiplied.
 
     Raises:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from multihead._ground.calls import functions_run_eagerly
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Gradient
+from multihead._ground.types import Dataset, Gradient, Nested, Variable
 from multihead._ground.validation import check_choice, check_positive_whole, errors_in_words
 from multihead._trainer.options import BALANCE_AT
 from multihead._trainer.scaling import check_known, fit_scalings_to, scaling_variables
@@ -35,7 +34,7 @@ from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._measure import diagnose
 
 
-class ComputedGradient(tuple[Any, Any]):
+class ComputedGradient(tuple[Gradient, Variable]):
     """A pair of gradient and variable that remembers its update, in whichever list it is.
 
     Attributes:
@@ -45,7 +44,7 @@ class ComputedGradient(tuple[Any, Any]):
     update: Update | None = None
 
 
-class ComputedGradients(list[Any]):
+class ComputedGradients(list[tuple[Gradient, Variable]]):
     """The pairs of an update that is not applied yet, with its losses.
 
     Args:
@@ -54,7 +53,9 @@ class ComputedGradients(list[Any]):
         heads: The names of the heads.
     """
 
-    def __init__(self, pairs: Iterable[Any] = (), update: Update | None = None, heads: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pairs: Iterable[tuple[Gradient, Variable]] = (), update: Update | None = None, heads: Sequence[str] = ()
+    ) -> None:
         super().__init__(pairs)
         self._update = update
         self._heads = heads
@@ -98,7 +99,7 @@ def pairs_of(network: Network, update: Update) -> ComputedGradients:
     return ComputedGradients(pairs, update, [head.name for head in network.heads])
 
 
-def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: tf.Tensor) -> Change:
+def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
     """The update that pairs of gradient and variable make.
 
     Args:
@@ -159,7 +160,7 @@ class CustomLoops(TrainerState):
     """The parts of an update for training loops other than `fit`, and measurements of gradients."""
 
     @errors_in_words()
-    def compute_gradients(self, batch: Any) -> ComputedGradients:
+    def compute_gradients(self, batch: Nested) -> ComputedGradients:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
@@ -187,7 +188,7 @@ class CustomLoops(TrainerState):
         return pairs_of(spec.network, update)
 
     @errors_in_words()
-    def head_gradients(self, batch: Any, at: str = "representation") -> HeadGradients:
+    def head_gradients(self, batch: Nested, at: str = "representation") -> HeadGradients:
         """Computes each head's gradients on a batch, without training: no variable changes.
 
         All heads with labels in the batch take part, whatever the schedule. A row is the gradient of the head's weighted
@@ -231,7 +232,7 @@ class CustomLoops(TrainerState):
         with self._at_step() as spec:
             return gradients_by_head(spec, at, prepared, self.update_count, loss_scale(self.optimizer))
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
 
         Args:
@@ -257,7 +258,7 @@ class CustomLoops(TrainerState):
 
     @errors_in_words()
     def diagnose(
-        self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
+        self, x: Dataset, y: Nested = None, *, sample_weight: Nested = None, batch_size: int | None = None, batches: int = 32
     ) -> Diagnosis:
         """Measures the heads' gradients without training, and suggests what to change.
 
@@ -296,7 +297,7 @@ class CustomLoops(TrainerState):
         finally:
             before.restore()
 
-    def _prepared(self, batch: Any) -> Batch:
+    def _prepared(self, batch: Nested) -> Batch:
         """A batch of a custom training loop, as tensors."""
         return self._unpack(as_arrays("batch", tuple(batch)))
 

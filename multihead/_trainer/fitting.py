@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +13,7 @@ from multihead._data.arguments import Call, read_call
 from multihead._data.arrays import read_arrays
 from multihead._data.data import Data
 from multihead._ground.keras import ProgressLine, callbacks_of
+from multihead._ground.types import Callback, Config, Dataset, Given, Nested, Tensor
 from multihead._runs.callbacks import RunCallbacks
 from multihead._runs.run import Run
 from multihead._trainer.scaling import fit_scalings, unknown
@@ -27,7 +27,7 @@ from multihead.telemetry._epoch_end import with_epoch_end
 from multihead.telemetry._logs import LogMetrics
 
 
-def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(given: Config) -> Config:
     """The arguments of a method by name, from its `locals()`; those of its `**kwargs` by their own names."""
     named = {name: value for name, value in given.items() if name not in ("self", "__class__", "kwargs")}
     return {**named, **given.get("kwargs", {})}
@@ -36,7 +36,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
 class FittedTrainer(SteppedTrainer):
     """How a trainer is fitted."""
 
-    def _fit(self, arguments: dict[str, Any], run: Run | None) -> Any:
+    def _fit(self, arguments: Config, run: Run | None) -> Callback:
         """A call of `fit`; without a checkpoint, `run` is None."""
         steps = self._assert_ready("fit").gradient_accumulation_steps
         class_weight = arguments.pop("class_weight")
@@ -68,7 +68,7 @@ class FittedTrainer(SteppedTrainer):
             validation = self._with_checked_labels(validation, argument="validation_data")
         return call._replace(data=data, validation=validation)
 
-    def _with_checked_labels(self, data: Data, *, shuffle: Any = False, argument: str = "x") -> Data:
+    def _with_checked_labels(self, data: Data, *, shuffle: Given = False, argument: str = "x") -> Data:
         """The data, with arrays of labels checked at once, and other batches checked outside of what XLA compiles.
 
         Raises:
@@ -80,7 +80,7 @@ class FittedTrainer(SteppedTrainer):
         masked = {name for name, each in predictions.items() if each.masked}  # only a batch can tell which labels count
         complete = set(self._setup.all_names) - masked
 
-        def check(data: Any) -> None:
+        def check(data: Dataset) -> None:
             batch = unpack(data, self._setup.all_names)
             for name in batch.targets.keys() - masked:
                 weights, spec = batch.sample_weights.get(name), predictions[name].spec
@@ -103,7 +103,7 @@ class FittedTrainer(SteppedTrainer):
             return data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
         return data
 
-    def _checked_batch(self, x: Any, y: Any, sample_weight: Any) -> Data:
+    def _checked_batch(self, x: Dataset, y: Nested, sample_weight: Nested) -> Data:
         """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
         data = read_arrays(x, y, sample_weight, self._setup.all_names)
         if not self.jit_compile:
@@ -134,7 +134,7 @@ class FittedTrainer(SteppedTrainer):
             return call
         return call.with_others(callbacks=[*given, ProgressLine(lambda logs: shown(logs, self.log_metrics))])
 
-    def _run(self, call: Call, class_weight: Any, *, labels_are_checked: bool) -> Any:
+    def _run(self, call: Call, class_weight: Given, *, labels_are_checked: bool) -> Callback:
         """Runs Keras's loop."""
         plan = Plan(
             labels_are_checked and class_weight is None,
@@ -150,7 +150,7 @@ class FittedTrainer(SteppedTrainer):
             return super().fit(**call.for_keras())
 
 
-def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]:
+def shown(logs: Mapping[str, Tensor], metrics: LogMetrics | None) -> dict[str, Tensor]:
     """The part of the logs that the progress line shows.
 
     That is each head's loss and first metric, in training and in validation; `skipped_updates` if there are any; and

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import tensorflow as tf
 
@@ -15,9 +15,11 @@ from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
 from multihead._ground.optimizers import optimizer_arguments
+from multihead._ground.types import Config, Given, Layer, Optimizer, Rate, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole, nearest, quoted
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
+from multihead.balancing import Balancer
 from multihead.balancing._kinds import every
 from multihead.heads import Head
 from multihead.heads._named import NamedHead
@@ -40,14 +42,14 @@ def explains_arguments(compile_: Compile) -> Compile:
     known = inspect.signature(compile_).parameters
 
     @wraps(compile_)
-    def explained(self: Any, *given: Any, **options: Any) -> None:
+    def explained(self: Trainer, *given: Given, **options: Given) -> None:
         _refuse({**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}})
         compile_(self, *given, **options)
 
     return cast(Compile, explained)
 
 
-def _refuse(given: Mapping[str, Any]) -> None:
+def _refuse(given: Config) -> None:
     """Says where arguments that `compile` does not have belong.
 
     Raises:
@@ -76,7 +78,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
             )
 
 
-def _hint(given: Any, module: Any, example: str) -> str:
+def _hint(given: Given, module: Layer, example: str) -> str:
     """What to pass for an option that must be an instance of a class of a module."""
     name = module.__name__.rpartition(".")[2]
     near = nearest(given, module.__all__) if isinstance(given, str) else None
@@ -87,16 +89,16 @@ def _hint(given: Any, module: Any, example: str) -> str:
 class CompileOptions:
     """The arguments of `MultiHeadTrainer.compile`; see there."""
 
-    weighting: Any
-    balancer: Any
+    weighting: Given
+    balancer: Given
     balance_at: str
     balance_every: int
-    head_schedule: Any
+    head_schedule: Given
     clip: clipping.Clipping | None
     micro_batches: int
     gradient_accumulation_steps: int
-    encoder_learning_rate_multiplier: Any
-    encoder_weight_decay_multiplier: Any
+    encoder_learning_rate_multiplier: Rate
+    encoder_weight_decay_multiplier: Rate
     telemetry: str | None
     layers_every: int
     on_nonfinite: str
@@ -137,7 +139,7 @@ class CompileOptions:
             raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
-        changed: dict[str, Any] = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
+        changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
         changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
         changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
@@ -153,12 +155,12 @@ class CompileOptions:
         """The number of updates after which Keras calls callbacks; 1 if it changes."""
         return 1 if isinstance(self.steps_per_execution, str) else int(self.steps_per_execution or 1)
 
-    def of_keras(self) -> dict[str, Any]:
+    def of_keras(self) -> Config:
         """The options that are passed on to the `compile` of Keras."""
         options = {"run_eagerly": bool(self.run_eagerly), "steps_per_execution": self.steps_per_execution}
         return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
 
-    def balancer_to_use(self) -> Any:
+    def balancer_to_use(self) -> Balancer | None:
         """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
         return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
 
@@ -270,7 +272,7 @@ class Setup:
 
 def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
     """Warns of options, and of weights of heads, that do not change training."""
-    table: list[tuple[str, Any, str, bool]] = [  # an option, its default, what it needs, and whether that is there
+    table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
         ("balance_at", "representation", "`balancer`", options.balancer is not None),
         ("balance_every", 1, "`balancer`", options.balancer is not None),
         ("layers_every", 100, '`telemetry="full"`', options.telemetry == "full"),
@@ -292,8 +294,8 @@ def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
 
 
 def check_compile(
-    optimizer: Any, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
-) -> tuple[Any, CompileOptions]:
+    optimizer: Optimizer, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
+) -> tuple[Optimizer, CompileOptions]:
     """The optimizer and the options of `compile`, checked together with the heads.
 
     Raises:

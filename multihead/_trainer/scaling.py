@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,7 @@ from multihead._ground import replicas
 from multihead._ground.calls import graph_function
 from multihead._ground.keras import tensor_variable
 from multihead._ground.replicas import has_several_workers
+from multihead._ground.types import Config, Function, Layer, Tensor
 from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
@@ -33,9 +34,9 @@ class Moments(NamedTuple):
         squares: The sum of their squared distances from the mean.
     """
 
-    number: Any
-    mean: Any
-    squares: Any
+    number: Tensor
+    mean: Tensor
+    squares: Tensor
 
     def plus(self, other: Moments) -> Moments:
         """The statistics of the labels of both, as NumPy arrays."""
@@ -46,7 +47,7 @@ class Moments(NamedTuple):
         return Moments(number, one.mean + apart * part, one.squares + two.squares + apart**2 * one.number * part)
 
 
-def scale_targets(heads: Sequence[NamedHead], by_name: Mapping[str, Any] | None) -> tuple[NamedHead, ...]:
+def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[NamedHead, ...]:
     """The heads with the scalings that `compile(target_scaling=)` gives.
 
     Raises:
@@ -84,7 +85,13 @@ def check_known(heads: Sequence[NamedHead], method: str) -> None:
 
 
 def fit_scalings(
-    heads: Sequence[NamedHead], call: Call, names: Sequence[str], spec: UpdateSpec | None, strategy: Any, *, eagerly: bool
+    heads: Sequence[NamedHead],
+    call: Call,
+    names: Sequence[str],
+    spec: UpdateSpec | None,
+    strategy: tf.distribute.Strategy,
+    *,
+    eagerly: bool,
 ) -> None:
     """Reads the data of a call of `fit` once, and learns the scalings from them that no checkpoint has restored since.
 
@@ -144,7 +151,7 @@ def moments_of(
         triples = zip(heads, labels, predictions)
         return [None if each is None else _moments(head, each.in_units, each.weights, p.spec) for head, each, p in triples]
 
-    measure: Callable[[Batch], Any] = compute if eagerly else graph_function(compute, reduce_retracing=True)
+    measure: Function = compute if eagerly else graph_function(compute, reduce_retracing=True)
     found: dict[str, Moments] = {}
     for batch in batches:
         for head, moments in zip(heads, measure(batch) if heads else []):
@@ -156,7 +163,7 @@ def moments_of(
 
 def _moments(head: NamedHead, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> Moments:
     """Statistics of the labels of a batch, before they are standardized."""
-    scaling: Any = head.scaling
+    scaling: Layer = head.scaling
     shape = [-1, *scaling.mean.shape] if scaling.mean.shape.rank else [-1]
     changed, counts = scaling.changed(targets, weights, predictions, head.loss.over)
     values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
@@ -171,7 +178,7 @@ def _learn(head: NamedHead, moments: Moments) -> None:
     Raises:
         ValueError: There is no label, or their mean or deviation is not finite.
     """
-    scaling: Any = head.scaling
+    scaling: Layer = head.scaling
     number, mean, squares = (np.asarray(each, "float64") for each in moments)
     deviation = np.sqrt(squares / np.maximum(number, 1))
     deviation = np.where(deviation > 0, deviation, 1.0)
@@ -200,7 +207,7 @@ def scaling_variables(heads: Sequence[NamedHead]) -> list[tf.Variable]:
     return [tensor_variable(each) for head in heads if head.scaling is not None for each in head.scaling.variables]
 
 
-def _over_workers(moments: Moments, strategy: Any) -> Moments:
+def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments:
     """The statistics of the labels of all workers."""
     if not has_several_workers(strategy):
         return moments

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import MappingProxyType
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,31 +13,35 @@ from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, first_replica_variable, tensor_variable
 from multihead._ground.layers import remove_layer, replace_layers, unlock
+from multihead._ground.types import Config, Dataset, Given, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Shapes, build_modules, build_spec
 from multihead._trainer.options import CompileOptions, Setup
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._update.spec import Plan, UpdateSpec
+from multihead.balancing import Balancer
 from multihead.heads import Head
 from multihead.heads._named import NamedHead
 from multihead.heads._value import is_zero
+from multihead.schedules import Schedule
 from multihead.telemetry._logs import LogMetrics
+from multihead.weighting import Weighting
 
 
 class TrainerState(KerasHooks, keras.Model):
     """The heads and options of a trainer, and what is derived from them and from data."""
 
-    train_function: Any
-    test_function: Any
+    train_function: Given
+    test_function: Given
 
-    def __init__(self, encoder: Callable[[Any], Any], name: str | None) -> None:
+    def __init__(self, encoder: Callable[[Nested], Nested], name: str | None) -> None:
         super().__init__(name=name, autocast=False)  # the modules cast their inputs, each by its own dtype policy
         # What Keras saves: the encoder, the methods, the weights of heads, and each head's module by the head's name.
         self.encoder = encoder
-        self.weighting: Any = None
-        self.balancer: Any = None
-        self.head_schedule: Any = None
-        self.head_weights: Any = None
+        self.weighting: Weighting | None = None
+        self.balancer: Balancer | None = None
+        self.head_schedule: Schedule | None = None
+        self.head_weights: Given = None
         # The optimizer counts the updates itself; a second count of all of them would differ from its own where Keras
         # restores the weights of an earlier epoch.
         self.updates_before = add_state(self, "updates_before", (), dtype="int64")
@@ -58,7 +61,7 @@ class TrainerState(KerasHooks, keras.Model):
         return MappingProxyType({head.name: head.value for head in self._setup.heads})
 
     @property
-    def update_count(self) -> Any:
+    def update_count(self) -> Tensor:
         """The number of updates applied so far, with this optimizer and those before it, an int64 scalar."""
         earlier = tf.identity(tensor_variable(self.updates_before).read_value())
         if self._setup.options is None:
@@ -98,7 +101,7 @@ class TrainerState(KerasHooks, keras.Model):
         return self._built.spec.period_at(self.num_updates)
 
     @property
-    def metrics(self) -> list[Any]:
+    def metrics(self) -> list[Metric]:
         """All metrics: losses, values of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._built is None else self._built.logs.all
 
@@ -209,7 +212,7 @@ class TrainerState(KerasHooks, keras.Model):
                     self.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
         self.built = True
 
-    def _unpack(self, data: Any, *, every_head: bool = False) -> Batch:
+    def _unpack(self, data: Dataset, *, every_head: bool = False) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, self._setup.all_names))
@@ -221,13 +224,13 @@ class TrainerState(KerasHooks, keras.Model):
         return batch
 
 
-def _parts(heads: tuple[NamedHead, ...]) -> dict[str, Any]:
+def _parts(heads: tuple[NamedHead, ...]) -> Config:
     """The modules and scalings of heads by the attributes under which Keras saves them."""
     modules = {HEAD + head.name: head.module for head in heads if isinstance(head.module, (keras.layers.Layer, tf.Module))}
     return {**modules, **{SCALING + head.name: head.scaling for head in heads if head.scaling is not None}}
 
 
-def check_every_head(targets: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
+def check_every_head(targets: Mapping[str, Tensor], heads: Sequence[NamedHead]) -> None:
     """Checks that there are targets for every head that is trained.
 
     Raises:
@@ -253,22 +256,22 @@ class HeadWeights(keras.layers.Layer):
         self._by_name = {name: add_state(self, f"of_{name}", (), value) for name, value in initial.items()}
         self.built = True
 
-    def variable(self, name: str) -> Any:
+    def variable(self, name: str) -> Variable:
         """The variable of a head."""
         return self._by_name[name]
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: dict[str, Tensor]) -> None:
         """Called by Keras to save the weights."""
         for name, variable in self._by_name.items():
             store[name] = tf.convert_to_tensor(variable).numpy()
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: dict[str, Tensor]) -> None:
         """Called by Keras to load the weights of the heads that were saved."""
         for name, variable in self._by_name.items():
             if name in store:
                 variable.assign(store[name][()])
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """Not used: the trainer creates this layer from the heads."""
         return {"values": {}}
 

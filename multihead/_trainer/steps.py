@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,6 +14,7 @@ from multihead._ground.keras import steps_at_once
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.tensors import unchecked
+from multihead._ground.types import Dataset, Given, Logs, Nested, Tensor, Trainer
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
@@ -25,7 +25,7 @@ from multihead._update.weights import head_weights_at
 from multihead.heads._named import weigh_classes
 from multihead.heads._value import is_zero
 
-Step = Callable[[Any], Any]
+Step = Callable[[Iterator[Nested]], Logs]
 """From an iterator of batches to logs."""
 
 
@@ -37,7 +37,7 @@ class SteppedTrainer(TrainerState):
         """Whether training steps are known: another `train_step` may change labels, or log by itself."""
         return type(self).train_step is SteppedTrainer.train_step
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Dataset) -> dict[str, Tensor]:
         """One update, from one batch or from a window of batches; called by Keras."""
         every_head, plan = self._phase is not None, self._plan.value
         found = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
@@ -50,7 +50,7 @@ class SteppedTrainer(TrainerState):
         logs.update(update, applied)
         return over_replicas(logs.training_logs)
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Dataset) -> dict[str, Tensor]:
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         built = self._require_built()
@@ -61,14 +61,14 @@ class SteppedTrainer(TrainerState):
         logs.add_evaluated(**evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
-    def make_train_function(self, force: bool = False) -> Any:
+    def make_train_function(self, force: bool = False) -> Given:
         """Makes the function that Keras calls for each step."""
         if self.train_function is None or force:
             self._assert_ready("fit")
             self.train_function = TrainFunction(self, partial(self._made_by_keras, "train_function"))
         return self.train_function
 
-    def make_test_function(self, force: bool = False) -> Any:
+    def make_test_function(self, force: bool = False) -> Given:
         """Makes the function that Keras calls for each step of an evaluation."""
         if self.test_function is None or force:
             self.test_function = StepFunction(self, partial(self._made_by_keras, "test_function"))
@@ -79,7 +79,7 @@ class SteppedTrainer(TrainerState):
         weights = [head.weight for head in self._setup.trained]
         return self._idle.never and not any(map(is_zero, weights))
 
-    def _replan(self, **changes: Any) -> None:
+    def _replan(self, **changes: Given) -> None:
         """Changes the plan of the next steps of `fit`."""
         if isinstance(self.train_function, TrainFunction):
             self.train_function.plan = replace(self.train_function.plan, **changes)
@@ -98,7 +98,7 @@ class SteppedTrainer(TrainerState):
             if function is not None:
                 function.plan = plan
 
-    def _frozen(self, class_weight: Any) -> Any:
+    def _frozen(self, class_weight: Given) -> tuple[tuple[str, tuple[tuple[int, float], ...]], ...]:
         """Weights of classes by head name, checked, as a plan has them."""
         if class_weight is None:
             return ()
@@ -106,14 +106,14 @@ class SteppedTrainer(TrainerState):
         weighed = [(head.name, head.label_spec.class_weight) for head in weigh_classes(heads, class_weight)]
         return tuple((name, tuple(weights.items())) for name, weights in weighed if weights is not None)
 
-    def _made_by_keras(self, name: str, plan: Plan) -> Callable[[Any], Any]:
+    def _made_by_keras(self, name: str, plan: Plan) -> Step:
         """Makes the train or test function of Keras with a plan, and leaves the attribute as it was."""
         before = getattr(self, name)
         getattr(super(), f"make_{name}")(force=True)
         made = getattr(self, name)
         setattr(self, name, before)
 
-        def step(iterator: Any) -> Any:
+        def step(iterator: Iterator[Nested]) -> Logs:
             before, self._plan.value = self._plan.value, plan
             try:
                 return made(iterator)
@@ -122,7 +122,7 @@ class SteppedTrainer(TrainerState):
 
         return step
 
-    def _latest_logs(self, logs: Any) -> Any:
+    def _latest_logs(self, logs: Logs) -> Logs:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
         if self._built is None or not isinstance(logs, dict):
             return logs
@@ -144,23 +144,23 @@ class StepFunction:
         plan: What the next steps can rely on.
     """
 
-    def __init__(self, trainer: Any, make: Callable[[Plan], Step]) -> None:
+    def __init__(self, trainer: Trainer, make: Callable[[Plan], Step]) -> None:
         self._trainer, self._make = trainer, make
         self.plan = Plan()
         self._functions: dict[Plan, Step] = {}
         self._ranks: str | None = None
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: Iterator[Nested]) -> Logs:
         return self._run(iterator)
 
-    def _run(self, iterator: Any, period: int | None = None) -> Any:
+    def _run(self, iterator: Iterator[Nested], period: int | None = None) -> Logs:
         plan = replace(self.plan, period=period)
         if plan not in self._functions:
             self._functions[plan] = self._make(plan)
         with unchecked(in_functions=True):  # values of nothing are NaN
             return self._functions[plan](iterator)
 
-    def take(self, specs: Any) -> None:
+    def take(self, specs: Nested) -> None:
         """Prepares for other data: drops the functions if they were traced for another structure or other ranks."""
         ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
         if self._ranks not in (None, ranks):
@@ -177,11 +177,11 @@ class TrainFunction(StepFunction):
     _period: int | None = None  # the number of the present period, where there are several
     _calls_left: int | None = 0  # before the number of updates must be read again; None: never
 
-    def take(self, specs: Any) -> None:
+    def take(self, specs: Nested) -> None:
         super().take(specs)
         self._calls_left = 0
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: Iterator[Nested]) -> Logs:
         self._enter_period()
         logs, failure = None, None
         try:

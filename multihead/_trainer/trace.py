@@ -17,6 +17,7 @@ import tensorflow as tf
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, state_variables
+from multihead._ground.types import Given, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import in_short, quoted
 from multihead._update.batch import Batch, batch_size, sample_of
 from multihead._update.labels import Predictions
@@ -36,11 +37,11 @@ class Traced(NamedTuple):
 
     predictions: dict[str, Predictions]
     num_leaves: int
-    representation: Any
+    representation: Nested
 
 
 def trace_predictions(
-    encoder: Any, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, Any], sample: Batch | None = None
+    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, Predictions], sample: Batch | None = None
 ) -> Traced:
     """Builds the encoder and the heads for a batch, and finds out what the heads predict.
 
@@ -75,7 +76,7 @@ def trace_predictions(
 class _Tracer:
     """Forward passes of an encoder and heads."""
 
-    def __init__(self, encoder: Any, heads: Sequence[NamedHead], known: Mapping[str, Any]) -> None:
+    def __init__(self, encoder: Layer, heads: Sequence[NamedHead], known: Mapping[str, Predictions]) -> None:
         self._encoder = encoder
         self._heads = heads
         self._known = known
@@ -85,7 +86,7 @@ class _Tracer:
         """Traces a forward pass for batches of some specs."""
         results: list[Traced | ValueError] = []
 
-        def forward(inputs: Any, targets: dict[str, Any]) -> None:
+        def forward(inputs: Nested, targets: dict[str, Tensor]) -> None:
             if results:
                 return  # TensorFlow traces a function that has created variables again
             try:
@@ -99,7 +100,7 @@ class _Tracer:
             raise result from result.__cause__
         return result
 
-    def run(self, inputs: Any, targets: dict[str, Any]) -> Traced:
+    def run(self, inputs: Nested, targets: dict[str, Tensor]) -> Traced:
         """Runs a forward pass."""
         with tf.variable_creator_scope(self._keep):
             with _Reading() as reading:
@@ -116,18 +117,18 @@ class _Tracer:
         specs = tf.nest.map_structure(_spec_of_rows, representation.nest)
         return Traced(found, len(representation.leaves), specs)
 
-    def _keep(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+    def _keep(self, create: Callable[..., tf.Variable], **options: Given) -> tf.Variable:
         """Keeps the variables of layers that live no longer than a call, so that they can be found."""
         self._created.append(create(**options))
         return self._created[-1]
 
 
 @contextmanager
-def _state_kept(modules: Sequence[Any]) -> Iterator[None]:
+def _state_kept(modules: Sequence[Layer]) -> Iterator[None]:
     """A context after which the state of modules is what it was, or what it was created as."""
     before: list[tuple[tf.Variable, tf.Tensor]] = []
 
-    def keep(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+    def keep(create: Callable[..., tf.Variable], **options: Given) -> tf.Variable:
         variable = create(**options)
         before.append((variable, tf.identity(variable)))
         return variable
@@ -165,7 +166,7 @@ class _Reading:
             self._tape.watch(self._watched)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._tape:
             self._tape.__exit__(*error)
 
@@ -204,12 +205,12 @@ def _with_open_sizes(predictions: Predictions, sizes: set[int]) -> Predictions:
     return predictions._replace(spec=tf.TensorSpec(shape, predictions.spec.dtype))
 
 
-def _spec_of_rows(leaf: Any) -> Any:
+def _spec_of_rows(leaf: Tensor) -> Nested:
     is_dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if is_dense else leaf
 
 
-def _check_known(head: NamedHead, known: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+def _check_known(head: NamedHead, known: Mapping[str, Predictions], targets: Mapping[str, Tensor]) -> None:
     if head.name not in known:
         raise ValueError(
             f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
@@ -217,7 +218,9 @@ def _check_known(head: NamedHead, known: Mapping[str, Any], targets: Mapping[str
         )
 
 
-def _trace_head(head: NamedHead, representation: DetachedRepresentation, targets: Any, *, find_leaves: bool) -> Predictions:
+def _trace_head(
+    head: NamedHead, representation: DetachedRepresentation, targets: Nested, *, find_leaves: bool
+) -> Predictions:
     """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
     leaves = representation.leaves
     with _Reading(leaves) as reading:
@@ -236,7 +239,7 @@ def _trace_head(head: NamedHead, representation: DetachedRepresentation, targets
     return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 
-def _predictions(head: NamedHead, representation: Any, targets: Any) -> Any:
+def _predictions(head: NamedHead, representation: Nested, targets: Nested) -> Tensor:
     head.read(representation)  # an unknown key is an error of its own
     if head.reads is not None or tf.is_tensor(representation):
         return head.predict(representation, targets, training=False)
@@ -252,11 +255,11 @@ def _predictions(head: NamedHead, representation: Any, targets: Any) -> Any:
         ) from error
 
 
-def _first_key(representation: Any) -> Any:
+def _first_key(representation: Nested) -> Given:
     return next(iter(representation)) if isinstance(representation, Mapping) else 0
 
 
-def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
+def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
     """Checks that all trainable variables which a call has read belong to the called module.
 
     Raises:
@@ -276,8 +279,14 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
 
 
 def read_by_loss(
-    encoder: Any, heads: Sequence[NamedHead], head: NamedHead, targets: Any, predictions: tf.TensorSpec, *, eagerly: bool
-) -> tuple[Any, ...]:
+    encoder: Layer,
+    heads: Sequence[NamedHead],
+    head: NamedHead,
+    targets: Nested,
+    predictions: tf.TensorSpec,
+    *,
+    eagerly: bool,
+) -> tuple[Variable, ...]:
     """The trainable variables of the encoder and the heads that the loss of a head reads by itself.
 
     Raises:
@@ -285,7 +294,7 @@ def read_by_loss(
     """
     read: list[tf.Variable] = []
 
-    def call(targets: Any, predictions: tf.Tensor) -> None:
+    def call(targets: Nested, predictions: tf.Tensor) -> None:
         clean, weights = head.mask_missing(targets, None, predictions, None, check=False)
         with _Reading() as reading:
             head.losses(head.like_scaled(clean), predictions, weights)
@@ -320,7 +329,7 @@ def _frozen() -> set[int]:
     return {key for layer in frozen for variable in module_variables(layer) for key in handles(variable)}
 
 
-def handles(variable: Any) -> set[int]:
+def handles(variable: Variable) -> set[int]:
     """What identifies a variable, on each device that has a copy of it."""
     copies = variable.values if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
     return {id(copy.handle) for copy in copies if hasattr(copy, "handle")}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
+from multihead._ground.types import Given, Trainer
 
 
 class Best:
@@ -42,19 +42,19 @@ class Best:
         return is_best
 
 
-def variables_of(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
+def variables_of(trainer: Trainer, heads: Sequence[str]) -> list[tf.Variable]:
     """All variables of the encoder and of some heads, each once."""
     modules = [trainer.encoder, *(trainer.heads[head].module for head in heads)]
     found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
     return list({id(variable): variable for variable in found}.values())
 
 
-def by_head(option: Any, head: str, default: Any) -> Any:
+def by_head(option: Given, head: str, default: Given) -> Given:
     """The value for a head of an option that is one value, or a dict of values by head name."""
     return option.get(head, default) if isinstance(option, Mapping) else option
 
 
-def check_by_head(argument: str, option: Any, is_valid: Callable[[Any], bool], rule: str, example: Any) -> Any:
+def check_by_head(argument: str, option: Given, is_valid: Callable[[Given], bool], rule: str, example: Given) -> Given:
     """Returns an option that is one value, or a dict of values by head name.
 
     Raises:

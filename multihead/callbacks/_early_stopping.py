@@ -6,12 +6,12 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.types import Callback, Config, Logs, Tensor
 from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, nearest, quoted
 from multihead.callbacks._best import Best, by_head, check_by_head, variables_of
 from multihead.heads._directions import direction
@@ -150,7 +150,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             )
         self._restore([head], self._weights[head])
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
         heads = self.model.heads
         metrics = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.loss is not None}
@@ -165,7 +165,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._modes = {head: self._mode_of(head, name) for head, name in metrics.items()}
         self._clear()
 
-    def check_fit(self, others: Sequence[Any], *, validates: bool) -> None:
+    def check_fit(self, others: Sequence[Callback], *, validates: bool) -> None:
         """Called by the trainer: checks that callbacks which monitor the score see it, and treat higher as better.
 
         Args:
@@ -196,7 +196,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                     f"{name}(monitor={callback.monitor!r}) for lower values. Pass `mode='max'`."
                 )
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         logs = {} if logs is None else logs
         self._num_epochs += 1
@@ -214,7 +214,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Called by Keras."""
         if self.idle:
             self.model.set_idle([])
@@ -226,11 +226,11 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             self._restore(list(self.model.heads), self._weights[None])
 
-    def get_run_state(self) -> dict[str, Any]:
+    def get_run_state(self) -> Config:
         """Called by `Checkpoint`: the metrics of all epochs and the kept weights."""
         return {"rows": self._rows, "weights": [[name, values] for name, values in self._weights.items()]}
 
-    def set_run_state(self, state: Mapping[str, Any]) -> None:
+    def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: restores the result of `get_run_state`."""
         self._clear()
         for epoch, values in state["rows"].items():
@@ -303,7 +303,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if self.stopped_epoch:
             self.model.stop_training = True
 
-    def _values(self, logs: Mapping[str, Any]) -> dict[str, float] | None:
+    def _values(self, logs: Mapping[str, Tensor]) -> dict[str, float] | None:
         absent = [name for name in self._metrics.values() if name not in logs]
         if not absent:
             return {head: float(logs[name]) for head, name in self._metrics.items()}

@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 
 from multihead._display.runs import read_ledger
 from multihead._ground.replicas import is_chief
+from multihead._ground.types import Config, Given, Logs
 from multihead._ground.validation import check_positive_whole
 from multihead._runs.files import replace_text
 
@@ -42,18 +42,18 @@ class PerUpdate(keras.callbacks.Callback):
     def _begin(self, place: int | None) -> None:
         """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Config) -> None:
         """Writes `step`, `epoch` and the statistics of an update or, without `applied`, of a validation."""
         raise NotImplementedError
 
-    def get_run_state(self) -> dict[str, Any]:
+    def get_run_state(self) -> Config:
         """Called by `Checkpoint`: the names of layers; all updates until now are written."""
         if not self._is_begun:
             return {}
         self._read()
         return {"layers": self._layers}
 
-    def set_run_state(self, state: dict[str, Any]) -> None:
+    def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
         if state:
             self._start(state["layers"], state.get("place"))
@@ -64,7 +64,7 @@ class PerUpdate(keras.callbacks.Callback):
         self._is_begun, self._step, self._calls, self._layers = True, self.model.num_updates, 0, layers
         self._begin(place)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
         if self.model.options.telemetry is None:
             raise ValueError(
@@ -78,23 +78,23 @@ class PerUpdate(keras.callbacks.Callback):
             )
         self._is_begun = False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:  # now callbacks that load weights have done so
             self._start([])
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         self._calls += 1
         # Reading waits for the device, so it is done only after the step that may hold the next multiple.
         if self._calls * self.model.options.updates_at_once >= self.every - self._step % self.every:
             self._read()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:
             return
@@ -114,7 +114,7 @@ class PerUpdate(keras.callbacks.Callback):
             step += line["applied"]
         self._seen, self._step, self._calls = recorded, end, 0
 
-    def _renamed(self, line: dict[str, Any]) -> dict[str, Any]:
+    def _renamed(self, line: Config) -> Config:
         """The statistics with the names that layers had when the run began: Keras's own count the layers of a process."""
         if "layers" not in line:
             return line
@@ -177,18 +177,18 @@ class UpdateLogger(PerUpdate):
         if self.model.log_metrics is not None:
             self.model.log_metrics.restore_averages(lines, self.every)
 
-    def get_run_state(self) -> dict[str, Any]:
+    def get_run_state(self) -> Config:
         """Called by `Checkpoint`: with the length of the file, which is on the disk."""
         state = super().get_run_state()
         return {**state, "place": _on_disk(self.path) if self._writes else None} if state else {}
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Config) -> None:
         if self._writes:
             with _writing(self.path), open(self.path, "a", encoding="utf-8", newline="\n") as file:
                 file.write(_as_text(line))
 
 
-def _keep_until(path: Path, step: int) -> list[dict[str, Any]]:
+def _keep_until(path: Path, step: int) -> list[Config]:
     """Drops the lines of later updates from a file, if it exists, and returns those that stay; at step 0 there are none."""
     if not path.exists():
         return []
@@ -231,12 +231,12 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _as_text(line: Mapping[str, Any]) -> str:
+def _as_text(line: Config) -> str:
     """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
     return json.dumps(_plain(line), ensure_ascii=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Given) -> Given:
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, float):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from multihead._display.drawing import cosine_matrix, heat_map, new_figure
 from multihead._display.tables import optional
 from multihead._ground.replicas import is_chief
+from multihead._ground.types import Config, Logs
 from multihead.callbacks._logger import PerUpdate
 
 
@@ -41,7 +42,7 @@ class HeadTensorBoard(PerUpdate):
         if is_chief(self.model):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Config) -> None:
         if self._writer is None:
             return
         with self._writer.as_default(step=line["step"]):
@@ -54,7 +55,7 @@ class HeadTensorBoard(PerUpdate):
                         _add(f"layers/{layer}/{name}", tf.constant(value, tf.float32), "scalars")
         self._writer.flush()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         super().on_epoch_end(epoch, logs)
         names, values = cosine_matrix(logs or {}, list(self.model.heads))
@@ -70,7 +71,7 @@ class HeadTensorBoard(PerUpdate):
             _add("cosines", tf.constant([width.encode(), height.encode(), png.getvalue()]), "images")
         self._writer.flush()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Called by Keras."""
         if self._writer is not None:
             self._writer.close()

@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 
 from multihead._display.tables import plain
+from multihead._ground.types import Config, Dataset, Function, Given, Optimizer, Rate, Trainer
 from multihead._ground.validation import check_positive_whole
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._findings import relative_changes
@@ -36,20 +36,20 @@ from multihead.comparison._study import (
 
 
 def compare(
-    build: Callable[[], Any],
-    data: Any,
-    variants: Mapping[str, Mapping[str, Any]],
+    build: Callable[[], Trainer],
+    data: Dataset,
+    variants: Mapping[str, Config],
     seeds: int | Sequence[int],
     budget: int | Mapping[str, int],
     *,
-    metrics: Mapping[str, Any] | None = None,
-    optimizer: Callable[[Any], Any] = keras.optimizers.Adam,
+    metrics: Config | None = None,
+    optimizer: Callable[[Rate], Optimizer] = keras.optimizers.Adam,
     rates: float | Sequence[float] = (1e-3, 3e-3, 1e-2),
     tuning_seeds: int | Sequence[int] = 1000,
     batch_size: int = 32,
-    options: Mapping[str, Any] | None = None,
+    options: Config | None = None,
     equal_cost: bool | Sequence[str] = True,
-    measure: Callable[[Any, Any], Mapping[str, float]] | None = None,
+    measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None = None,
     file: str | os.PathLike[str] | None = None,
     processes: int = 1,
     verbose: int = 1,
@@ -160,7 +160,7 @@ class _Steps:
         self._total = self._known = self._done = 0  # updates of runs
         self._since = time.monotonic()
 
-    def all(self, twice: Sequence[str], metrics: Any) -> Comparison:
+    def all(self, twice: Sequence[str], metrics: Given) -> Comparison:
         """All steps; `twice` are the variants that are trained at equal cost, too."""
         study = self._study
         first = Job(TUNE, next(iter(self._variants.values())), "", study.tuning_seeds[0], study.rates[0])
@@ -303,7 +303,7 @@ class _Steps:
                     "that makes the data set, so that a shuffle begins again, or let it have a seed and not reshuffle."
                 )
 
-    def _build_of(self, variant: str) -> Any:
+    def _build_of(self, variant: str) -> Function | str | None:
         """What tells the trainers of a variant from those of others: variants with equal ones have equal starts."""
         if variant in self._variants:
             return self._variants[variant].build

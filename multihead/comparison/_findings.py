@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from multihead._display.tables import plain
+from multihead._ground.types import Given
 from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
 from multihead.comparison._jobs import chosen_rates
@@ -159,12 +160,12 @@ def favoured(
 # In words; `found` is the `Comparison`
 
 
-def joint_of(found: Any) -> list[str]:
+def joint_of(found: Given) -> list[str]:
     """The variants that share an encoder."""
     return [variant for variant in found.variants if variant != ALONE]
 
 
-def tables_of(found: Any) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, columns and rows: the metrics of all variants, and the differences from the single-task models."""
     count = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
     arrows = {"max": "↑", "min": "↓"}
@@ -194,7 +195,7 @@ def tables_of(found: Any) -> list[tuple[str, list[str], list[list[str]]]]:
     ]
 
 
-def _of_training(found: Any, variant: str) -> list[str]:
+def _of_training(found: Given, variant: str) -> list[str]:
     """The variant, its number of updates, the cost relative to the single-task models, and the learning rate."""
     labels = [f"{head} {ALONE}" for head in found.heads] if variant == ALONE else [variant]
     rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(found.rates[label] for label in labels))
@@ -219,7 +220,7 @@ def _interval(difference: Difference, *, percent: bool = False) -> str:
     return f"{mean} ({low} to {high})" if np.isfinite(difference.low) else mean
 
 
-def verdict_of(found: Any, favoured: str | None, *, is_harmful: bool) -> list[str]:
+def verdict_of(found: Given, favoured: str | None, *, is_harmful: bool) -> list[str]:
     """One or two sentences: whether sharing is as good as a model for each head, and the variant that is favoured, if any.
 
     `is_harmful` says whether a head is worse than alone with that variant on the validation data.
@@ -229,13 +230,13 @@ def verdict_of(found: Any, favoured: str | None, *, is_harmful: bool) -> list[st
     return [_answer(found), _of_favoured(found, favoured, is_harmful)]
 
 
-def findings_of(found: Any) -> list[str]:
+def findings_of(found: Given) -> list[str]:
     """Sentences: each variant against the single-task models, costs, and what to be careful about."""
     against = [_against_alone(found, variant) for variant in joint_of(found)]
     return [*against, *(_of_cost(name, costs, len(found.heads)) for name, costs in found.costs.items()), *_cautions(found)]
 
 
-def _answer(found: Any) -> str:
+def _answer(found: Given) -> str:
     """Whether a variant is as good as the single-task models on all heads."""
     at_equal_cost = [variant for variant in joint_of(found) if variant.endswith(AT_EQUAL_COST)]
     at, shown = ("at equal cost", at_equal_cost) if at_equal_cost else ("in as many updates", joint_of(found))
@@ -255,7 +256,7 @@ def _answer(found: Any) -> str:
     )
 
 
-def _of_favoured(found: Any, variant: str, is_harmful: bool) -> str:
+def _of_favoured(found: Given, variant: str, is_harmful: bool) -> str:
     """The variant that the validation data favour, and what it is on the test data."""
     verdicts = [found.difference(variant, head).verdict for head in found.heads]
     there = ", though with it one head at least is worse than alone there" if is_harmful else ""
@@ -269,7 +270,7 @@ def _of_favoured(found: Any, variant: str, is_harmful: bool) -> str:
     )
 
 
-def _against_alone(found: Any, variant: str) -> str:
+def _against_alone(found: Given, variant: str) -> str:
     words = []
     for head in found.heads:
         each = found.difference(variant, head)
@@ -289,7 +290,7 @@ def _of_cost(variant: str, costs: Mapping[str, float], heads: int) -> str:
     )
 
 
-def _cautions(found: Any) -> list[str]:
+def _cautions(found: Given) -> list[str]:
     words = []
     if len(found.seeds) < 2:
         words.append("With one seed, no difference can be told from noise: pass three seeds at least.")

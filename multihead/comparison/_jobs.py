@@ -8,23 +8,23 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from multihead._ground.types import Config, Function, Given
 from multihead._ground.validation import nearest
 from multihead._runs.files import locked, replace_text
 from multihead.comparison._study import Study
 
-Line = dict[str, Any]
-Each = Callable[[Callable[..., Any], Iterable[Any]], Iterator[tuple[Any, Any]]]
+Line = Config
+Each = Callable[[Function, Iterable[Given]], Iterator[tuple[Given, Given]]]
 """Calls a function with the study and each of some arguments; yields arguments and results, as they are ready."""
 _OPEN = ("rates", "tuning_seeds")
 """The settings that may change when a comparison goes on."""
@@ -55,7 +55,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[Line]:
     return found
 
 
-def last_of(lines: Sequence[Line], name: str) -> Any:
+def last_of(lines: Sequence[Line], name: str) -> Given:
     """The value in the last line with a name; None without such a line."""
     return next((line[name] for line in reversed(lines) if name in line), None)
 
@@ -65,7 +65,7 @@ def chosen_rates(lines: Sequence[Line]) -> dict[str, Line]:
     return {line["chosen"]: line for line in lines if "chosen" in line}
 
 
-def key_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+def key_of(line: Line) -> tuple[Hashable, ...]:
     """What tells a run from all others."""
     names = ("run", "variant", "head", "seed", "rate", "updates", "at_equal_cost")
     return (*(line[name] for name in names), tuple(sorted(line.get("head_rates", {}).items())))
@@ -81,7 +81,7 @@ class Lines:
             self.lines = read_lines(path)
             replace_text(path, "".join(map(_as_json, self.lines)))  # without a line that was cut off
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
+    def begin(self, settings: Config) -> None:
         """Writes the settings into a new file, and compares them with those of another.
 
         Its grid of rates may differ, and the seeds on which they are chosen, but for the first, whose start is in the
@@ -109,7 +109,7 @@ class Lines:
             replace_text(self._path, "".join(map(_as_json, [{"settings": now}, *self.lines[1:]])))
         self.lines[0] = {"settings": now}
 
-    def append(self, line: Mapping[str, Any]) -> Line:
+    def append(self, line: Line) -> Line:
         """Adds a line, which is on the disk afterwards, and returns it as it will be read."""
         text = _as_json(line)
         if self._path is not None:
@@ -120,7 +120,7 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
-    def runs(self) -> dict[tuple[Any, ...], Line]:
+    def runs(self) -> dict[tuple[Hashable, ...], Line]:
         """The lines of runs by what tells them apart."""
         return {key_of(line): line for line in self.lines if "run" in line}
 
@@ -150,12 +150,12 @@ def opened(path: str | os.PathLike[str] | None) -> Iterator[Lines]:
         yield Lines(file)
 
 
-def _as_json(line: Mapping[str, Any]) -> str:
+def _as_json(line: Line) -> str:
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 @contextmanager
-def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Iterator[Each]:
+def workers(study: Study, processes: int, variants: Sequence[Given] = ()) -> Iterator[Each]:
     """A context in which runs are computed: in this process, or in several new ones, which import the program again."""
     if processes == 1:
         yield lambda function, arguments: ((argument, function(study, argument)) for argument in arguments)
@@ -172,7 +172,7 @@ def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Itera
         processes, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(study, _switches())
     )
 
-    def each(function: Callable[..., Any], arguments: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def each(function: Function, arguments: Iterable[Given]) -> Iterator[tuple[Given, Given]]:
         waiting = {pool.submit(_call, function, argument): argument for argument in arguments}
         for future in concurrent.futures.as_completed(waiting):
             yield waiting[future], future.result()
@@ -190,7 +190,7 @@ def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Itera
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _switches() -> dict[str, Any]:
+def _switches() -> Config:
     """Global switches of TensorFlow and Keras that change results, and that a new process does not have."""
     threads = tf.config.threading
     return {
@@ -203,7 +203,7 @@ def _switches() -> dict[str, Any]:
     }
 
 
-def _begin(study: Study, switches: Mapping[str, Any]) -> None:
+def _begin(study: Study, switches: Config) -> None:
     """The beginning of a new process: the study, and the switches of the process that made it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tf.config.threading.set_intra_op_parallelism_threads(switches["threads"][0])
@@ -224,5 +224,5 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _call(function: Callable[..., Any], argument: Any) -> Any:
+def _call(function: Function, argument: Given) -> Given:
     return function(_STUDY[0], argument)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead import losses, scaling
+from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 from multihead.comparison._data import TEST, TRAIN, VALIDATION, Feed, batches_per_epoch, is_endless
 from multihead.comparison._run import build_argument, built, fit_nothing, start
@@ -25,7 +25,7 @@ For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and 
 """
 
 
-def probe(study: Study, given: tuple[Job, Any]) -> dict[str, Any]:
+def probe(study: Study, given: tuple[Job, Given]) -> Config:
     """What a comparison must know before its first run: metrics, the length of runs, and digests of the start."""
     job, metrics = given
     trainer, parts, digests = start(study, job)
@@ -59,7 +59,7 @@ class _Direction(keras.callbacks.Callback):
 
 
 def _read_metrics(
-    metrics: Any, heads: Sequence[str], known: Mapping[str, str | None], *, free: bool
+    metrics: Given, heads: Sequence[str], known: Mapping[str, str | None], *, free: bool
 ) -> dict[str, tuple[str, str]]:
     """Each head's metric and its direction, `"min"` or `"max"`; `known` are those of `evaluate`, unless they are `free`."""
     if metrics is None and free:
@@ -142,7 +142,7 @@ def _judged(head: Head) -> dict[str, str]:
     }
 
 
-def few_labels(heads: Mapping[str, Head], part: Any) -> dict[str, int]:
+def few_labels(heads: Mapping[str, Head], part: Dataset) -> dict[str, int]:
     """By the names of heads of two classes, the number of labels of the rarer one, if below `FEW`.
 
     A head is of two classes if all of its labels are 0 or 1 and its loss is for such labels, or both occur. Data without an
@@ -169,7 +169,7 @@ def few_labels(heads: Mapping[str, Head], part: Any) -> dict[str, int]:
     return found
 
 
-def _labels_that_count(head: Head, targets: Any, weights: Any) -> np.ndarray:
+def _labels_that_count(head: Head, targets: Nested, weights: Nested) -> np.ndarray:
     """The labels that are present: of rows of two columns the second one, and 0 for -1 where the loss takes -1 and 1."""
     loss, labels = losses.get(head.loss), tf.cast(targets, tf.float64).numpy()
     ignored = [each for each in (head.ignore_label, loss.ignore_label) if each is not None]

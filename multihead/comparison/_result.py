@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from multihead._display.front import Point, draw_front
 from multihead._display.tables import as_text
+from multihead._ground.types import Config, Figure
 from multihead._ground.validation import check_choice
 from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._findings import (
@@ -220,7 +220,7 @@ class Comparison:
     def __str__(self) -> str:
         return "\n\n".join([self.verdict, self.table(), "\n".join(f"- {finding}" for finding in findings_of(self))])
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Draws the front; see `multihead.plots.front`.
 
         Returns:
@@ -244,7 +244,7 @@ class Comparison:
             found.append(Point(variant, role, base if is_base else None, means, deviations, changes))
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Config:
         """All metrics, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
         joint = joint_of(self)
         names = ("metrics", "directions", "split", "updates", "rates", "head_rates", "costs", "few_labels", "findings")
@@ -262,7 +262,7 @@ def _label(line: Line, head: str = "") -> str:
     return label_of(line["variant"], head, at_equal_cost=line["at_equal_cost"])
 
 
-def _rates(line: Line) -> tuple[float, Any]:
+def _rates(line: Line) -> tuple[float, dict[str, float] | None]:
     """The learning rates of a run, or of the line of a choice."""
     return line["rate"], line.get("head_rates")
 
@@ -271,7 +271,7 @@ def _plain(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _as_dict(found: Difference) -> dict[str, Any]:
+def _as_dict(found: Difference) -> Config:
     ends = {name: _plain(getattr(found, name)) for name in ("mean", "low", "high")}
     return {**ends, "seeds": found.seeds, "verdict": found.verdict}
 

@@ -10,12 +10,12 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.types import Callback, Config, Dataset, Layer, Logs, Variable
 from multihead._ground.validation import as_python, check_head_names, is_number
 from multihead.comparison._data import (
     TEST,
@@ -43,7 +43,7 @@ _LEAST_SECONDS, _LEAST_STEPS = 0.05, 3
 """The least time of a model's part of a round, and the least number of its updates."""
 
 
-def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Any], dict[str, int]]:
+def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset], dict[str, int]]:
     """A trainer with the seed's initial weights, whatever the variant; the data; and digests of the weights, by module.
 
     All heads are built first, so that each draws the same numbers in every variant; those that the variant does not train
@@ -81,7 +81,7 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Any], dic
 def built(study: Study, variant: Variant) -> MultiHeadTrainer:
     """The trainer of a variant, before it is compiled."""
     argument, build = ("build", study.build) if variant.build is None else (build_argument(variant), variant.build)
-    trainer = build()
+    trainer: MultiHeadTrainer = build()
     is_trainer = isinstance(trainer, MultiHeadTrainer)
     if not is_trainer or len(trainer.heads) < 2:
         heads = f" with {len(trainer.heads)} heads" if is_trainer else ""
@@ -113,7 +113,9 @@ def _give_rates(trainer: MultiHeadTrainer, job: Job) -> None:
         trainer.add_head(name, **vars(head))
 
 
-def fit_nothing(trainer: MultiHeadTrainer, study: Study, parts: Mapping[str, Any], callbacks: Sequence[Any] = ()) -> None:
+def fit_nothing(
+    trainer: MultiHeadTrainer, study: Study, parts: Mapping[str, Dataset], callbacks: Sequence[Callback] = ()
+) -> None:
     """Builds a trainer, checks the data and learns `target_scaling` from one pass over them: a `fit` without an epoch."""
     given = arguments(parts[TRAIN], study.batch_size)
     steps = 1 if is_endless(parts[TRAIN]) else None
@@ -131,12 +133,12 @@ def parameters_of(trainer: MultiHeadTrainer) -> int:
     return sum(math.prod(weight.shape) for weight in weights.values())
 
 
-def _weights(module: Any) -> Sequence[Any]:
-    found: Sequence[Any] = getattr(module, "weights", None) or getattr(module, "variables", None) or ()
+def _weights(module: Layer) -> Sequence[Variable]:
+    found: Sequence[Variable] = getattr(module, "weights", None) or getattr(module, "variables", None) or ()
     return found
 
 
-def run(study: Study, job: Job) -> dict[str, Any]:
+def run(study: Study, job: Job) -> Config:
     """Trains and measures one variant on one seed; returns its line."""
     trainer, parts, digests = start(study, job)
     batches = study.batches_per_update
@@ -159,7 +161,7 @@ def run(study: Study, job: Job) -> dict[str, Any]:
     return {**job.line, **found}
 
 
-def _measured(study: Study, trainer: MultiHeadTrainer, part: Any) -> dict[str, float | None]:
+def _measured(study: Study, trainer: MultiHeadTrainer, part: Dataset) -> dict[str, float | None]:
     """The metrics of a trainer on a part of the data, by name; None for one that is not finite."""
     part = of_heads(part, trainer.heads)
     if study.measure is not None:
@@ -177,17 +179,18 @@ class _Epochs(keras.callbacks.Callback):
         super().__init__()
         self._weighting, self._updates, self._ended = weighting, updates, 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         ended = int((batch + 1) / self._updates + 1e-9)
         if ended > self._ended:
             self._ended = ended
             self._weighting.end_epoch()
 
 
-def _epochs(study: Study, weighting: Any, part: Any) -> list[_Epochs]:
+def _epochs(study: Study, weighting: Weighting | None, part: Dataset) -> list[_Epochs]:
     """The callback for a weighting that changes at the end of an epoch; none for others."""
-    waits = weighting is not None and type(weighting).end_epoch is not Weighting.end_epoch
-    if not waits or getattr(weighting, "updates_per_epoch", None) is not None:
+    if weighting is None or type(weighting).end_epoch is Weighting.end_epoch:
+        return []
+    if getattr(weighting, "updates_per_epoch", None) is not None:
         return []
     if is_endless(part):
         raise ValueError(
@@ -203,14 +206,14 @@ def _epochs(study: Study, weighting: Any, part: Any) -> list[_Epochs]:
 class _Clock(keras.callbacks.Callback):
     """The time of the updates of a `fit` after the first, without its beginning and its end."""
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.first = -1
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self.first < 0:
             self.first, self.since = batch, time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # Keras has waited for all results
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # Keras has waited for all results
         self.seconds = time.perf_counter() - self.since
 
 
@@ -246,7 +249,7 @@ class _Timed:
         return (time.perf_counter() - since) / self._calls
 
 
-def measure_cost(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
+def measure_cost(study: Study, jobs: Sequence[Job]) -> Config:
     """The line of the cost of a variant.
 
     `update_ratio` is the time of one update of the variant over the sum of the times of one update of each single-task
@@ -272,7 +275,7 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def _in_turns(timed: Sequence[Any]) -> tuple[list[list[float]], list[list[float]]]:
+def _in_turns(timed: Sequence[_Timed]) -> tuple[list[list[float]], list[list[float]]]:
     """The seconds of an update and of a prediction of each model, `[rounds][models]`."""
     updates: list[list[float]] = []
     predictions: list[list[float]] = []

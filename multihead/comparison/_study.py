@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import keras
 
 from multihead import balancing, weighting
 from multihead._ground.keras import STACK
+from multihead._ground.types import Config, Dataset, Given, Optimizer, Rate, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.trainer import MultiHeadTrainer
 
@@ -30,16 +30,16 @@ _OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 class Study:
     """What is the same for all runs: checked arguments of `compare`. `budget` is `"updates"` or `"epochs"`, and how many."""
 
-    build: Callable[[], Any]
-    data: Any
-    optimizer: Callable[[Any], Any]
-    options: Mapping[str, Any]
+    build: Callable[[], Trainer]
+    data: Dataset
+    optimizer: Callable[[Rate], Optimizer]
+    options: Config
     batch_size: int
-    measure: Callable[[Any, Any], Mapping[str, float]] | None
-    seeds: Any = (0,)
-    tuning_seeds: Any = (1000,)
-    rates: Any = (1e-3,)
-    budget: Any = ("updates", 1)
+    measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None
+    seeds: Given = (0,)
+    tuning_seeds: Given = (1000,)
+    rates: Given = (1e-3,)
+    budget: Given = ("updates", 1)
 
     @property
     def batches_per_update(self) -> int:
@@ -56,8 +56,8 @@ class Variant:
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    build: Callable[[], Any] | None = None
+    options: Config = field(default_factory=dict)
+    build: Callable[[], Trainer] | None = None
     as_alone: bool = False
 
     @property
@@ -99,7 +99,7 @@ class Job:
         return label_of(self.variant.name, self.head, at_equal_cost=self.at_equal_cost)
 
     @property
-    def line(self) -> dict[str, Any]:
+    def line(self) -> Config:
         """The part of the run's line in the file that says which run it is."""
         return {
             "run": self.kind,
@@ -120,7 +120,7 @@ def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> st
     return variant + AT_EQUAL_COST if at_equal_cost else variant
 
 
-def as_text(value: Any) -> str:
+def as_text(value: Given) -> str:
     """A value as text that is the same in every process."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {as_text(each)}" for name, each in sorted(value.items(), key=str)) + "}"
@@ -139,18 +139,18 @@ def as_text(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def _has_config(value: Any) -> bool:
+def _has_config(value: Given) -> bool:
     return callable(getattr(type(value), "get_config", None))
 
 
-def copied(options: Mapping[str, Any]) -> dict[str, Any]:
+def copied(options: Config) -> Config:
     """Options of `compile` with new objects, so that no run changes those of another or of the user."""
     return {
         name: type(value).from_config(value.get_config()) if _has_config(value) else value for name, value in options.items()
     }
 
 
-def settings_of(study: Study, probed: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(study: Study, probed: Config) -> Config:
     """What must be the same when a comparison goes on in another call, except `rates` and further tuning seeds."""
     return {
         "heads": list(probed["metrics"]),
@@ -220,7 +220,7 @@ def checked(study: Study) -> Study:
     )
 
 
-def _read_budget(budget: Any) -> tuple[str, int]:
+def _read_budget(budget: Given) -> tuple[str, int]:
     if not isinstance(budget, Mapping):
         return "updates", check_positive_whole("budget", budget)
     if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
@@ -233,7 +233,7 @@ def _read_budget(budget: Any) -> tuple[str, int]:
     return unit, check_positive_whole(f"budget[{unit!r}]", number)
 
 
-def read_variants(variants: Any) -> dict[str, Variant]:
+def read_variants(variants: Given) -> dict[str, Variant]:
     """The variants by name, checked as far as this can be done without a trainer."""
     if not isinstance(variants, Mapping) or not variants:
         raise ValueError(
@@ -243,7 +243,7 @@ def read_variants(variants: Any) -> dict[str, Variant]:
     return {name: _read_variant(name, given) for name, given in variants.items()}
 
 
-def _read_variant(name: Any, given: Any) -> Variant:
+def _read_variant(name: Given, given: Given) -> Variant:
     if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
         raise ValueError(
             f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and not "
@@ -274,7 +274,7 @@ def _read_variant(name: Any, given: Any) -> Variant:
     return Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
 
 
-def _check_build(argument: str, build: Any) -> None:
+def _check_build(argument: str, build: Given) -> None:
     is_function = callable(build) and not isinstance(build, keras.layers.Layer)
     try:
         if is_function:
@@ -291,7 +291,7 @@ def _check_build(argument: str, build: Any) -> None:
         )
 
 
-def _read_options(argument: str, options: Any, others: Sequence[str] = (), without: Sequence[str] = ()) -> dict[str, Any]:
+def _read_options(argument: str, options: Config, others: Sequence[str] = (), without: Sequence[str] = ()) -> Config:
     """Options of `compile`: those that are not in `without`; the same dict may also have `others`."""
     if not isinstance(options, Mapping):
         raise TypeError(
@@ -316,7 +316,7 @@ def _read_options(argument: str, options: Any, others: Sequence[str] = (), witho
     return copied(options)
 
 
-def chosen(equal_cost: Any, variants: Mapping[str, Variant]) -> list[str]:
+def chosen(equal_cost: Given, variants: Mapping[str, Variant]) -> list[str]:
     """The names of the variants that are trained at equal cost, too."""
     if isinstance(equal_cost, bool):
         return list(variants) if equal_cost else []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads._named import NamedHead
-from multihead.losses._known import CLASSES, ELEMENTS, aligned, with_columns, with_inner
+from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, with_columns, with_inner
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_STEPS, _MAX_NUMBERS = 60, 2**22
@@ -37,7 +36,7 @@ def constant_predictions(
     else:
         values, weights = _label_rows(head, shape, present)
         starts = [np.average(values, axis=0, weights=weights), *_quantiles(values, weights)]
-        known: Any = head.loss.known
+        known: Known | None = head.loss.known
         if known is None or (known.over == ELEMENTS and known.low is None and known.high is None):
             some = np.where(weights > 0, values, np.nan)
             some = some[:, ~np.isnan(some).all(axis=0)]
@@ -49,7 +48,7 @@ def constant_predictions(
 
 def _merged(labels: Sequence[Labels]) -> list[Labels]:
     """The labels of batches, with those of one shape in one batch."""
-    shapes: dict[Any, list[Labels]] = {}
+    shapes: dict[tuple[tuple[int, ...], ...], list[Labels]] = {}
     for each in labels:
         shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
     return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,12 +13,16 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Config, Given, Metric, Tensor
 from multihead._update.network import adds_losses
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
 from multihead.telemetry import LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
+
+Key = str | tuple[str, str]
+"""What tells a value from the others: its name in the logs, or a kind or a layer and a name."""
 
 ADDED_LOSS = "added_loss"
 """The name of the sum of the losses that layers add, if any does."""
@@ -47,10 +50,10 @@ class Sums(keras.metrics.Metric):
         recorded: The number of updates so far, skipped ones included.
     """
 
-    def __init__(self, spec: UpdateSpec, keys: Sequence[Any], num_averages: int, latest: tuple[int, int]) -> None:
+    def __init__(self, spec: UpdateSpec, keys: Sequence[Key], num_averages: int, latest: tuple[int, int]) -> None:
         super().__init__(name="loss", dtype="float32")
         self._spec, self._keys = Untracked(spec), Untracked(keys)
-        options: Any = {"initializer": "zeros", "dtype": "float32"}
+        options: Given = {"initializer": "zeros", "dtype": "float32"}
         self.sums = self.add_weight(name="sums", shape=(2 * len(keys),), **options)
         if latest[1]:
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
@@ -58,7 +61,9 @@ class Sums(keras.metrics.Metric):
             self.latest = self.add_weight(name="latest", shape=latest, **options)
         self.batches, self.recorded = (Untracked(first_replica_variable(tf.constant(0, tf.int64))) for _ in range(2))
 
-    def add(self, losses: Sequence[Any], statistics: Sequence[Any], of_examples: Sequence[Any], examples: tf.Tensor) -> None:
+    def add(
+        self, losses: Sequence[Tensor], statistics: Sequence[Tensor], of_examples: Sequence[Tensor], examples: tf.Tensor
+    ) -> None:
         """Adds this replica's part of all values and their counts, in the order of the keys.
 
         Args:
@@ -72,7 +77,7 @@ class Sums(keras.metrics.Metric):
         parts = [sums, *statistics[0], last, weighted, counts, *statistics[1], tf.fill([2], examples), counts]
         tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))
 
-    def update_state(self, *parts: Any) -> None:
+    def update_state(self, *parts: Tensor) -> None:
         """As `add`, which Keras does not wrap."""
         self.add(*parts)
 
@@ -82,7 +87,7 @@ class Sums(keras.metrics.Metric):
         self.batches.value.assign(0)
         self._spec.value.faults.reset_epoch()
 
-    def read(self) -> tuple[tf.Tensor, dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+    def read(self) -> tuple[tf.Tensor, dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor]]:
         """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
 
         The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
@@ -129,7 +134,7 @@ class LogMetrics:
         of_layer = [name for each, per in OF_LAYER.items() for name in names_of(each, per, heads, pairs)]
         self._of_layers = list(itertools.product(spec.network.layers if spec.layers_every else [], of_layer))
         averages = [f"{name}_average" for name in self.averaged]
-        self.columns: list[Any] = [*names, *averages, *self._of_layers, "applied"] if names else []
+        self.columns: list[Key] = [*names, *averages, *self._of_layers, "applied"] if names else []
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
         self._num_statistics = len(names)
@@ -137,7 +142,7 @@ class LogMetrics:
         self._names_in_logs: list[str] | None = None
 
     @property
-    def all(self) -> list[Any]:
+    def all(self) -> list[Metric]:
         """All metrics, including those of the heads."""
         own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
         return [self.sums, *own]
@@ -212,7 +217,7 @@ class LogMetrics:
         return where(number > 0, new, float("nan"))
 
     @unchecked()
-    def training_logs(self) -> dict[str, Any]:
+    def training_logs(self) -> dict[str, Tensor]:
         """All statistics of the epoch so far."""
         total, exist, means, known, sums = self.sums.read()
         # What counted in no update is 0, or NaN if updates need not measure it.
@@ -222,11 +227,11 @@ class LogMetrics:
             if statistic not in LOSSES:
                 found.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
 
-        def logged(per: str, heads: slice = slice(None)) -> dict[str, Any]:
+        def logged(per: str, heads: slice = slice(None)) -> dict[str, Tensor]:
             names = [name for each, names in self._shown if each.per == per for name in names[heads]]
             return {full: found[full] for name in names for full in (name, f"{name}_average") if full in found}
 
-        logs: dict[str, Any] = {"loss": total}
+        logs: dict[str, Tensor] = {"loss": total}
         logs.update({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}, **logged("update"))
         for k, head in enumerate(self.heads):
             logs.update(
@@ -239,7 +244,7 @@ class LogMetrics:
         return logs
 
     @unchecked()
-    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
+    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Tensor]:
         """The statistics of an evaluation.
 
         Args:
@@ -248,7 +253,7 @@ class LogMetrics:
             step: The number of updates applied so far.
         """
         _, exist, means, known, _ = self.sums.read()
-        keys, logs = [("loss", head.name) for head in self.heads], dict[str, Any]()
+        keys, logs = [("loss", head.name) for head in self.heads], dict[str, Tensor]()
         for key, head in zip(keys, self.heads):
             logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
         for head in self.measured:
@@ -291,7 +296,7 @@ class LogMetrics:
         """The number of updates so far, skipped ones included; 0 without telemetry."""
         return int(tf.convert_to_tensor(self.sums.recorded.value))
 
-    def latest(self, number: int) -> list[dict[str, Any]]:
+    def latest(self, number: int) -> list[Config]:
         """The statistics of at most so many latest updates, oldest first.
 
         Each has `applied`, statistics and averages by name, and `layers` if they were measured; None for missing values.
@@ -300,7 +305,7 @@ class LogMetrics:
         unlisted = {"applied", *(name for each, names in self._shown if each.is_sum for name in names)}
         for row in rows[len(rows) - min(number, len(rows)) :]:
             values = {key: float(value) if np.isfinite(value) else None for key, value in zip(self.columns, row)}
-            line: dict[str, Any] = {"applied": bool(row[-1] > 0.5)}
+            line: Config = {"applied": bool(row[-1] > 0.5)}
             line.update({key: values[key] for key in self.columns if key not in unlisted and isinstance(key, str)})
             if any(values[key] is not None for key in self._of_layers):
                 line["layers"] = {layer: {} for layer, _ in self._of_layers}
@@ -316,7 +321,7 @@ class LogMetrics:
         values, numbers = map(tf.convert_to_tensor, map(tensor_variable, (self.sums.averages, self.sums.average_counts)))
         return dict(zip(self.averaged, tf.unstack(where(numbers > 0, values, float("nan")))))
 
-    def restore_averages(self, lines: Sequence[Mapping[str, Any]], every: int) -> None:
+    def restore_averages(self, lines: Sequence[Config], every: int) -> None:
         """Sets the running averages of a resumed run, unless there are any, from lines of every so many updates."""
         last = next((line for line in reversed(lines) if line["applied"]), None)
         if (
@@ -337,11 +342,11 @@ def _names_of(head: NamedHead) -> list[str]:
     return list(_head_logs(head, tf.constant(0.0), tf.constant(True)) if head.is_trained else _results(head))
 
 
-def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
+def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Tensor]:
     """A head's loss and metrics; NaN without labels."""
     return {f"{head.name}_loss": loss, **{name: or_nan(value, has_labels) for name, value in _results(head).items()}}
 
 
-def _results(head: NamedHead) -> dict[str, Any]:
+def _results(head: NamedHead) -> dict[str, Tensor]:
     """A head's metrics by their names in the logs."""
     return {f"{head.name}_{name}": value for name, value in head.results().items()}

@@ -74,7 +74,7 @@ class _Case(Case):
         fresh = self.built()
         self.check_config(fresh)
         start, table = state_of(fresh), self._check_table(fresh)
-        never = [name for name, trains in zip(fresh.head_names, table.any(axis=0)) if not trains]
+        never = [name for name, trains in zip(fresh.head_names or (), table.any(axis=0)) if not trains]
         self.require(not never, "have every head train at some step", f", but {never} never do")
         self.require(np.array_equal(self._table(self.built()), table), "give the same from equal configurations")
         for label, shown in self._observations().items():
