@@ -125,12 +125,7 @@ class Call(NamedTuple):
 
 
 def read_call(arguments: Config, head_names: Sequence[str]) -> Call:
-    """A call of `fit` or `evaluate`, with its data in one form and checked.
-
-    Raises:
-        ValueError: Data are missing, superfluous, of another length, or keyed by an unknown head.
-        TypeError: Something is of a type or dtype that cannot be trained on.
-    """
+    """A call of `fit` or `evaluate`, with its data in one form and checked."""
     others = dict(arguments)
     x, y, sample_weight = (others.pop(name) for name in ("x", "y", "sample_weight"))
     fraction, given = others.pop("validation_split", 0.0), others.pop("validation_data", None)

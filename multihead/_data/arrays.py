@@ -16,11 +16,7 @@ from multihead._update.batch import Batch, by_head, open_batch_size
 
 
 def as_arrays(argument: str, value: Given) -> Nested:
-    """A structure of arrays: lists of numbers, data frames and sparse matrices too; lists of arrays become tuples.
-
-    Raises:
-        TypeError: There is something else in it.
-    """
+    """A structure of arrays: lists of numbers, data frames and sparse matrices too; lists of arrays become tuples."""
     if isinstance(value, Mapping):
         return {key: as_arrays(f"{argument}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, (list, tuple)) and not _is_list_of_numbers(value):

@@ -97,11 +97,7 @@ class _Completion:
         return merged_spec(first, *others)
 
     def __call__(self, batch: Nested) -> tuple[Nested, dict[str, Tensor], dict[str, Tensor]]:
-        """A completed batch.
-
-        Raises:
-            ValueError: It has targets for a head that had none in the batches that were looked at.
-        """
+        """A completed batch."""
         inputs, targets, weights = self._read(batch)
         self._check_inputs(self.specs.inputs, open_batch_size(inputs))
         late = [name for name in targets if name not in self.specs.targets]

@@ -59,11 +59,7 @@ class Data(NamedTuple):
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
     def split(self, fraction: Given) -> tuple[Data, Data]:
-        """The first examples, and the given fraction of all examples at the end.
-
-        Raises:
-            ValueError: These are no arrays, or one of the parts would be empty.
-        """
+        """The first examples, and the given fraction of all examples at the end."""
         if not self.is_arrays:
             raise ValueError(
                 "`validation_split` must be 0 unless `x` and `y` are arrays. "
@@ -83,11 +79,7 @@ class Data(NamedTuple):
     def as_dataset(
         self, batch_size: int | None, steps: int | None, shuffle: Given, argument: str, seed: int | None = None
     ) -> tf.data.Dataset:
-        """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps.
-
-        Raises:
-            ValueError: Only Keras can read the data.
-        """
+        """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps."""
         if self.is_arrays:
             return self._of_arrays(batch_size, steps, shuffle, seed)
         if self.batches is None and isinstance(self.x, tf.data.Dataset):
@@ -110,11 +102,7 @@ class Data(NamedTuple):
         return self if batches is None else self._replace(batches=lambda shuffle: stream.over(partial(batches, shuffle)))
 
     def check_any(self) -> None:
-        """Checks that there is a batch, as far as that is known before one is drawn.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Checks that there is a batch, as far as that is known before one is drawn."""
         size = num_examples(self.x) if self.is_arrays else self.length
         if isinstance(self.x, tf.data.Dataset):
             size = int(self.x.cardinality())

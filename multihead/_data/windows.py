@@ -27,10 +27,6 @@ def batches_of_update(data: Dataset, gradient_accumulation_steps: int) -> list[N
     Args:
         data: A window, a list of batches (tuples), or one batch.
         gradient_accumulation_steps: The option of `compile`.
-
-    Raises:
-        ValueError: There are none, or more than `gradient_accumulation_steps`; or `data` is one batch, and the option is
-            above 1.
     """
     is_list = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
     batches = list(data[_KEY]) if is_window(data) else list(data) if is_list else [data]
@@ -59,9 +55,6 @@ def in_windows(
         ahead: The number of windows that are made before they are needed.
         strategy: The strategy that `fit` runs under.
         steps_per_epoch: The number of updates of an epoch, if it is given.
-
-    Raises:
-        ValueError: The number of updates is needed, on several replicas, and not known.
     """
     empty = tf.nest.map_structure(_empty, batches.element_spec)
 

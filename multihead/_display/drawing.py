@@ -18,11 +18,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
 def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Axis]:
-    """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed.
-
-    Raises:
-        ImportError: matplotlib, which `what` needs, is not installed.
-    """
+    """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed."""
     figure = needed("matplotlib.figure", "plots", what).Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 

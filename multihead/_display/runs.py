@@ -91,9 +91,6 @@ def _of_history(history: Callback) -> Run:
 
     Args:
         history: What `fit` has returned.
-
-    Raises:
-        ValueError: It has no epoch, or no losses of heads.
     """
     known = {name: np.array(values, np.float64) for name, values in history.history.items()}
     of_training = {name: values for name, values in known.items() if not name.startswith("val_")}
@@ -110,12 +107,7 @@ def _of_history(history: Callback) -> Run:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
-    """The lines of a ledger. A last line that a crash has cut off is left out.
-
-    Raises:
-        ValueError: The file is no ledger.
-        FileNotFoundError: There is no such file.
-    """
+    """The lines of a ledger. A last line that a crash has cut off is left out."""
     if not os.path.exists(path):
         folder = Path(path).parent
         near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
@@ -143,11 +135,7 @@ def _parsed(lines: list[str], path: str | os.PathLike[str]) -> Iterator[Config]:
 
 
 def runs_of(run: Given) -> list[Run]:
-    """The runs of what a plot is given: one or several, each with a unique name.
-
-    Raises:
-        TypeError: One is neither a run, a file nor a `History`.
-    """
+    """The runs of what a plot is given: one or several, each with a unique name."""
     given = list(run) if isinstance(run, (list, tuple)) else [run]
     found = [_one(each) for each in given]
     if not found:

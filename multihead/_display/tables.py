@@ -18,11 +18,7 @@ def optional(module: str) -> Figure:
 
 
 def needed(module: str, extra: str, what: str) -> Figure:
-    """An optional module.
-
-    Raises:
-        ImportError: The module, which `what` needs and which an extra of this package installs, is not installed.
-    """
+    """An optional module."""
     found = optional(module)
     if found is None:
         package = module.partition(".")[0]

@@ -22,11 +22,7 @@ Step = Function | None
 
 
 def heads_to_export(head: Given, names: Sequence[str], built: Container[str]) -> list[str]:
-    """The names of the heads that `export` was asked for.
-
-    Raises:
-        ValueError: A head is unknown, or is not built.
-    """
+    """The names of the heads that `export` was asked for."""
     asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
     for name in asked or [head]:
         check_choice("heads", name, names)
@@ -177,11 +173,7 @@ def _without_cudnn(parts: Sequence[Layer]) -> AbstractContextManager[None]:
 
 
 def _tables(traced: Given, parts: Sequence[Layer]) -> list[Given]:
-    """The lookup tables that a traced function uses, found by following the references of its parts.
-
-    Raises:
-        ValueError: A table, or another resource, cannot be found.
-    """
+    """The lookup tables that a traced function uses, found by following the references of its parts."""
     variables = {id(variable.handle) for variable in traced.variables}
     needed = {id(tensor) for tensor in traced.captured_inputs if tensor.dtype == tf.resource} - variables
     tables, seen, waiting = [], set(), deque(parts)

@@ -43,11 +43,6 @@ def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
         model: The model.
         representation: The names of the layers whose outputs are the representation. None: all that at least two outputs
             depend on is the encoder.
-
-    Raises:
-        TypeError: `model` is not a Keras model.
-        ValueError: It is no graph of layers, has fewer than two outputs or no part that outputs share, or `representation`
-            names no layer on the way from its inputs to an output.
     """
     outputs = _outputs_of(model)
     _check_divided(outputs)
@@ -68,12 +63,7 @@ def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
 
 
 def _outputs_of(model: Layer) -> dict[str, Tensor]:
-    """The outputs of a model by name: the keys of a dict, otherwise Keras's names.
-
-    Raises:
-        TypeError: It is not a Keras model.
-        ValueError: It is not a functional model with several outputs, or adds losses that belong to no layer.
-    """
+    """The outputs of a model by name: the keys of a dict, otherwise Keras's names."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"`model` must be a Keras model with several outputs. Received: model={model!r}. Pass a functional model."
@@ -105,11 +95,7 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
 
 
 def _named(model: Layer, nodes: Sequence[Layer], names: str | Sequence[str]) -> list[Given]:
-    """The symbolic tensors that the layers of some names return.
-
-    Raises:
-        ValueError: There is no such layer on the way to an output.
-    """
+    """The symbolic tensors that the layers of some names return."""
     wanted = [names] if isinstance(names, str) else list(names)
     found = {layer_of(node).name: node for node in nodes}
     unknown = [name for name in wanted if name not in found]
@@ -123,11 +109,7 @@ def _named(model: Layer, nodes: Sequence[Layer], names: str | Sequence[str]) -> 
 
 
 def _check_shared(model: Layer, nodes: Sequence[Layer], in_encoder: set[int]) -> None:
-    """Checks that the encoder has weights.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """Checks that the encoder has weights."""
     layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
     if any(getattr(layer, "weights", None) for layer in layers):
         return
@@ -139,11 +121,7 @@ def _check_shared(model: Layer, nodes: Sequence[Layer], in_encoder: set[int]) ->
 
 
 def _check_divided(outputs: Mapping[str, Tensor]) -> None:
-    """Checks that the heads are parts of their own.
-
-    Raises:
-        ValueError: All outputs come from one nested model.
-    """
+    """Checks that the heads are parts of their own."""
     nodes = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
     (node,) = nodes.values() if len(nodes) == 1 else (None,)
     if node is not None and len(outputs_of(node)) > 1:
@@ -204,11 +182,7 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
 
 
 def _named_loss(model: Layer, place: int, loss: Loss) -> Loss:
-    """The loss of an output; a binary crossentropy for the short name with which Keras 3 chooses one by the shapes.
-
-    Raises:
-        ValueError: The name stands for a loss that depends on the targets.
-    """
+    """The loss of an output; a binary crossentropy for the short name with which Keras 3 chooses one by the shapes."""
     if not isinstance(loss, str) or loss.lower() not in ("crossentropy", "ce"):
         return loss
     if tf.nest.flatten(model.output)[place].shape[-1] == 1:
@@ -234,9 +208,6 @@ def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> l
         argument: The argument of `compile`.
         given: A dict by name, or by key, of an output; a list or the structure of the outputs; or one value.
         for_all: Whether one value is for all outputs.
-
-    Raises:
-        ValueError: A key or the length of `given` is not that of the outputs.
     """
     flat = tf.nest.flatten(model.output)
     places = dict(zip(_keys(flat), range(len(flat))))

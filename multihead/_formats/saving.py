@@ -151,11 +151,7 @@ class SavedTrainer(TrainerState):
 
 
 def check_path(filepath: str | os.PathLike[str], options: Config) -> None:
-    """Checks that `save` is asked for the format that holds a whole trainer.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Checks that `save` is asked for the format that holds a whole trainer."""
     if not os.fspath(filepath).endswith(".keras") or options.get("save_format") not in (None, "keras"):
         given = f", save_format={options['save_format']!r}" if "save_format" in options else ""
         raise ValueError(

@@ -32,11 +32,7 @@ class _NoData(Exception):
 
 
 def _encode(value: Given, arrays: dict[str, np.ndarray], name: str) -> Given:
-    """A value as JSON; arrays are added to `arrays`, under names that begin with `name`.
-
-    Raises:
-        _NoData: It is something else than numbers, strings, arrays, and lists and dicts of these.
-    """
+    """A value as JSON; arrays are added to `arrays`, under names that begin with `name`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:

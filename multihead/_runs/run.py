@@ -36,9 +36,6 @@ def checkpoint_of(callbacks: Callback | Sequence[Callback]) -> tuple[Checkpoint 
     """The `Checkpoint` among the callbacks of a `fit`, and the others; without one, the callbacks as they are.
 
     Keras's `BackupAndRestore` is replaced by one, which saves at the same times into the same folder.
-
-    Raises:
-        ValueError: There are several.
     """
     found, others = [], []
     for callback in callbacks_of(callbacks):
@@ -58,11 +55,7 @@ def checkpoint_of(callbacks: Callback | Sequence[Callback]) -> tuple[Checkpoint 
 
 @contextmanager
 def opened(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | None]:
-    """A context in which a `fit` has locked the folder of a checkpoint; None without a checkpoint.
-
-    Raises:
-        ValueError: Another process has the folder, it cannot be written, or its checkpoint is damaged.
-    """
+    """A context in which a `fit` has locked the folder of a checkpoint; None without a checkpoint."""
     if checkpoint is None:
         yield None
         return
@@ -114,12 +107,7 @@ class Run:
         self._entered = random_numbers()
 
     def begin(self, call: Call, batches_per_step: int) -> Call:
-        """Loads the checkpoint, if there is one; returns the call with batches in the same order in each process.
-
-        Raises:
-            ValueError: The checkpoint does not fit the trainer or the data, or the trainer was trained further. The trainer
-                stays as it was.
-        """
+        """Loads the checkpoint, if there is one; returns the call with batches in the same order in each process."""
         if call.data.specs is None:
             raise ValueError(
                 "`Checkpoint` requires data whose shapes are known before training. "

@@ -34,11 +34,7 @@ class Snapshot(NamedTuple):
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes a file that replaces the one before only when it is whole and on the disk.
-
-    Raises:
-        RuntimeError: The disk does not take it; the file before stays.
-    """
+    """Writes a file that replaces the one before only when it is whole and on the disk."""
     text = json.dumps(snapshot.description).encode()
     buffer = io.BytesIO()
     np.savez(buffer, **{_DESCRIPTION: np.frombuffer(text, np.uint8)}, **snapshot.arrays)
@@ -74,11 +70,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> Snapshot:
-    """Reads a file.
-
-    Raises:
-        ValueError: It is not a checkpoint, or it is damaged.
-    """
+    """Reads a file."""
     try:
         raw = path.read_bytes()
     except OSError as error:

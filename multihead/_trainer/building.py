@@ -108,11 +108,7 @@ class Built:
     logs: LogMetrics
 
     def trainable(self) -> UpdateSpec:
-        """How updates are computed.
-
-        Raises:
-            ValueError: There is nothing to train.
-        """
+        """How updates are computed."""
         if not self.spec.network.variables.all:
             raise ValueError(
                 "`encoder` or a head's `module` must have trainable variables. Received: none, so no update would change "

@@ -51,12 +51,7 @@ _BY_NAME = {
 
 
 def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
-    """Returns a Keras optimizer for an optimizer, its name or its configuration.
-
-    Raises:
-        ValueError: The optimizer is unknown, a legacy optimizer, or contains another one; it clips or accumulates gradients
-            itself, or overrides a method that an update does not call.
-    """
+    """Returns a Keras optimizer for an optimizer, its name or its configuration."""
     received, problem = optimizer, None
     try:
         optimizer = get_optimizer(optimizer)
@@ -128,11 +123,7 @@ def _instead_of(name: str) -> str:
 
 
 def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
-    """Checks that an optimizer overrides only methods that an update calls.
-
-    Raises:
-        ValueError: The optimizer overrides another one.
-    """
+    """Checks that an optimizer overrides only methods that an update calls."""
     core = optimizer_core(optimizer)
     not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
     found = overridden(type(core), not_called, keras.optimizers.Optimizer)
@@ -152,11 +143,7 @@ def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
 
 
 def check_weight_decay(optimizer: Optimizer, rates: Config, heads: Sequence[NamedHead]) -> None:
-    """Checks that the optimizer has the weight decay that is to be multiplied.
-
-    Raises:
-        ValueError: A factor would have no effect.
-    """
+    """Checks that the optimizer has the weight decay that is to be multiplied."""
     given = {**rates, **{f"weight_decay_multiplier of head {head.name!r}": head.weight_decay_multiplier for head in heads}}
     for argument, rate in given.items():
         if rate not in (0, 1) and optimizer_core(optimizer).weight_decay is None:

@@ -106,9 +106,6 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
         network: The network.
         grads_and_vars: The pairs. If those of `pairs_of` among them are of one update, they are applied as that update.
         step: The number of updates applied so far.
-
-    Raises:
-        ValueError: A variable does not belong to the network.
     """
     pairs = list(grads_and_vars)
     given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}

@@ -69,11 +69,7 @@ class FittedTrainer(SteppedTrainer):
         return call._replace(data=data, validation=validation)
 
     def _with_checked_labels(self, data: Data, *, shuffle: Given = False, argument: str = "x") -> Data:
-        """The data, with arrays of labels checked at once, and other batches checked outside of what XLA compiles.
-
-        Raises:
-            ValueError: Labels in arrays are invalid.
-        """
+        """The data, with arrays of labels checked at once, and other batches checked outside of what XLA compiles."""
         if not self._assert_ready("fit").check_labels:
             return data
         predictions = self._shapes.predictions

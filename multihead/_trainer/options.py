@@ -50,11 +50,7 @@ def explains_arguments(compile_: Compile) -> Compile:
 
 
 def _refuse(given: Config) -> None:
-    """Says where arguments that `compile` does not have belong.
-
-    Raises:
-        TypeError: One of them belongs to a head or to the optimizer, or has another name.
-    """
+    """Says where arguments that `compile` does not have belong."""
     if not given:
         return
     of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
@@ -109,12 +105,7 @@ class CompileOptions:
     jit_compile: bool | str | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
-        """The checked options, with names replaced by methods that are bound to the heads.
-
-        Raises:
-            ValueError: An option is out of range, or names an unknown method or head.
-            TypeError: An option has the wrong type.
-        """
+        """The checked options, with names replaced by methods that are bound to the heads."""
         weighting = weightings.get(self.weighting)
         balancer = balancing.get(self.balancer)
         schedule = schedules.Together() if self.head_schedule is None else self.head_schedule
@@ -202,11 +193,7 @@ _INSTEAD_OF_METHODS = {
 
 
 def check_methods(kind: type, base: type) -> None:
-    """Checks that a subclass of a trainer overrides only methods that are called.
-
-    Raises:
-        ValueError: The subclass overrides another one.
-    """
+    """Checks that a subclass of a trainer overrides only methods that are called."""
     for name in overridden(kind, _INSTEAD_OF_METHODS, base):
         raise ValueError(
             f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do not "
@@ -215,11 +202,7 @@ def check_methods(kind: type, base: type) -> None:
 
 
 def _check_coupled_rows(options: CompileOptions, heads: Sequence[NamedHead], num_replicas: int) -> None:
-    """Checks that nothing splits the batches of heads that couple rows.
-
-    Raises:
-        ValueError: An option, or the strategy, splits them.
-    """
+    """Checks that nothing splits the batches of heads that couple rows."""
     coupled = [head.name for head in heads if head.loss.couples_rows]
     for name, number, remedy in (
         ("micro_batches", options.micro_batches, "Leave it out"),
@@ -296,12 +279,7 @@ def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
 def check_compile(
     optimizer: Optimizer, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
 ) -> tuple[Optimizer, CompileOptions]:
-    """The optimizer and the options of `compile`, checked together with the heads.
-
-    Raises:
-        ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.
-        TypeError: An option has the wrong type.
-    """
+    """The optimizer and the options of `compile`, checked together with the heads."""
     if not heads:
         raise ValueError(
             "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first."

@@ -48,11 +48,7 @@ class Moments(NamedTuple):
 
 
 def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[NamedHead, ...]:
-    """The heads with the scalings that `compile(target_scaling=)` gives.
-
-    Raises:
-        ValueError: `by_name` is no dict by head name, or a loss takes no scaled targets.
-    """
+    """The heads with the scalings that `compile(target_scaling=)` gives."""
     if by_name is None:
         return tuple(heads)
     if not isinstance(by_name, Mapping):
@@ -70,11 +66,7 @@ def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:
-    """Checks that the scalings of all targets are given or learned.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Checks that the scalings of all targets are given or learned."""
     lacking = unknown(heads)
     if lacking:
         raise ValueError(
@@ -104,9 +96,6 @@ def fit_scalings(
         spec: How updates are computed; None if the trainer is not built.
         strategy: The strategy, whose workers learn the same from all their data.
         eagerly: Whether modules run as plain Python.
-
-    Raises:
-        ValueError: The data can be read only once, or have no end, or no labels of a head.
     """
     if not heads:
         return
@@ -173,11 +162,7 @@ def _moments(head: NamedHead, targets: tf.Tensor, weights: tf.Tensor, prediction
 
 
 def _learn(head: NamedHead, moments: Moments) -> None:
-    """Sets the mean and the deviation of a head's scaling to those of labels.
-
-    Raises:
-        ValueError: There is no label, or their mean or deviation is not finite.
-    """
+    """Sets the mean and the deviation of a head's scaling to those of labels."""
     scaling: Layer = head.scaling
     number, mean, squares = (np.asarray(each, "float64") for each in moments)
     deviation = np.sqrt(squares / np.maximum(number, 1))

@@ -231,11 +231,7 @@ def _parts(heads: tuple[NamedHead, ...]) -> Config:
 
 
 def check_every_head(targets: Mapping[str, Tensor], heads: Sequence[NamedHead]) -> None:
-    """Checks that there are targets for every head that is trained.
-
-    Raises:
-        ValueError: There are none for a head whose weight is not 0.
-    """
+    """Checks that there are targets for every head that is trained."""
     absent = [head.name for head in heads if head.name not in targets and not is_zero(head.weight)]
     if absent:
         head_names = [head.name for head in heads]

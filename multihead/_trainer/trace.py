@@ -51,10 +51,6 @@ def trace_predictions(
         specs: The specs of a batch.
         known: The heads that are built.
         sample: Some examples that fit the specs, to run the modules on; None: nothing is computed.
-
-    Raises:
-        ValueError: A head's module cannot be built since the batch has no targets for it, cannot take what it reads or
-            returns no tensor; or the encoder or a module reads trainable variables that it does not contain.
     """
     tracer = _Tracer(encoder, heads, known)
     if sample is None:
@@ -260,11 +256,7 @@ def _first_key(representation: Nested) -> Given:
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
-    """Checks that all trainable variables which a call has read belong to the called module.
-
-    Raises:
-        ValueError: Some do not.
-    """
+    """Checks that all trainable variables which a call has read belong to the called module."""
     own = [*module_variables(module), *recurrent_states(module)]
     held = {key for variable in own for key in handles(variable)}
     hidden = [variable for variable in read if not held.issuperset(handles(variable))]
@@ -287,11 +279,7 @@ def read_by_loss(
     *,
     eagerly: bool,
 ) -> tuple[Variable, ...]:
-    """The trainable variables of the encoder and the heads that the loss of a head reads by itself.
-
-    Raises:
-        ValueError: The loss reads other trainable variables, which no update would train.
-    """
+    """The trainable variables of the encoder and the heads that the loss of a head reads by itself."""
     read: list[tf.Variable] = []
 
     def call(targets: Nested, predictions: tf.Tensor) -> None:

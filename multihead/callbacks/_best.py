@@ -55,11 +55,7 @@ def by_head(option: Given, head: str, default: Given) -> Given:
 
 
 def check_by_head(argument: str, option: Given, is_valid: Callable[[Given], bool], rule: str, example: Given) -> Given:
-    """Returns an option that is one value, or a dict of values by head name.
-
-    Raises:
-        ValueError: A value breaks the rule.
-    """
+    """Returns an option that is one value, or a dict of values by head name."""
     for value in option.values() if isinstance(option, Mapping) else [option]:
         if not is_valid(value):
             raise ValueError(

@@ -217,11 +217,7 @@ def _on_disk(path: Path) -> int:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A context in which errors of the disk name the file.
-
-    Raises:
-        RuntimeError: The file cannot be written.
-    """
+    """A context in which errors of the disk name the file."""
     try:
         yield
     except OSError as error:

@@ -86,9 +86,6 @@ class Lines:
 
         Its grid of rates may differ, and the seeds on which they are chosen, but for the first, whose start is in the
         settings: that leaves each run as it is.
-
-        Raises:
-            ValueError: The file belongs to other settings.
         """
         now = json.loads(json.dumps(dict(settings)))
         if not self.lines:
