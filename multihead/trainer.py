@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead import schedules
 from multihead._data.arguments import read_call, read_inputs
 from multihead._data.arrays import as_arrays
+from multihead._data.scaling import check_known, scale_targets
 from multihead._display.trainer import print_summary
 from multihead._formats.from_model import compiled_of, optimizer_of, parts_of
 from multihead._formats.saving import SavedTrainer
@@ -32,11 +33,10 @@ from multihead._ground.types import (
 )
 from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
 from multihead._runs.run import checkpoint_of, opened
+from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
-from multihead._trainer.fitting import FittedTrainer, arguments_of
-from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, explains_arguments
-from multihead._trainer.scaling import check_known, scale_targets
-from multihead._trainer.steps import StepFunction
+from multihead._trainer.fitting import FittedTrainer, StepFunction
+from multihead._trainer.options import CompileOptions, check_compile, explains_arguments
 from multihead._update.representation import call_encoder
 from multihead._update.spec import Plan
 from multihead.balancing import Balancer
@@ -181,7 +181,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._refuse_in_fit("add_head")
         head = new_head(**arguments)
         if name in self._setup.all_names:
@@ -248,9 +248,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             ValueError: There is no head with such a name.
         """
         check_head_names("heads", heads, self._setup.names)
-        self._idle.may_change = True
+        self._may_be_idle = True
         self._replan(heads_stay=False, may_be_idle=True)
-        self._idle.set(heads, self._setup.names)
+        self._set_idle(heads)
 
     @explains_arguments
     def compile(
@@ -333,15 +333,17 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 several replicas, or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._refuse_in_fit("compile")
-        check_methods(type(self), MultiHeadTrainer)
+        self._check_methods(MultiHeadTrainer)
         heads = scale_targets(self._setup.heads, arguments.pop("target_scaling"))
         optimizer = arguments.pop("optimizer")
         if optimizer is None:
             optimizer = self._optimizer_of_model.value or "rmsprop"
         given = CompileOptions(**arguments)
-        optimizer, options = check_compile(optimizer, given, Setup(heads).trained, self.distribute_strategy)
+        optimizer, options = check_compile(
+            optimizer, given, [head for head in heads if head.is_trained], self.distribute_strategy
+        )
         if heads != self._setup.heads:
             self._set_heads(heads)
         self._forget()
@@ -430,7 +432,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 or arguments are incompatible.
             TypeError: Some of the data cannot be converted to an array.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._assert_ready("fit")
         checkpoint, arguments["callbacks"] = checkpoint_of(callbacks)
         with opened(self, checkpoint) as run:
@@ -462,7 +464,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             return_dict: Whether to return a dict by name instead of a list in the order of `metrics_names`.
             **kwargs: What else this version of Keras takes.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
         call = read_call(arguments, self._setup.all_names)
@@ -523,7 +525,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             show_trainable: As in Keras.
             layer_range: As in Keras.
         """
-        given = {name: value for name, value in arguments_of(locals()).items() if value not in (None, False)}
+        given = {name: value for name, value in _arguments(locals()).items() if value not in (None, False)}
         print_summary(self, given, super().summary)
 
     @errors_in_words()
@@ -560,7 +562,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
         data = self._checked_batch(x, y, sample_weight)
-        plan = Plan(may_be_idle=self._idle.may_change, class_weight=self._frozen(class_weight))
+        plan = Plan(may_be_idle=self._may_be_idle, class_weight=self._frozen(class_weight))
         with self._in_phase(self._phase, plan):
             return super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
@@ -584,3 +586,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "test_on_batch")
         data = self._checked_batch(x, y, sample_weight)
         return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
+
+
+def _arguments(given: Config) -> Config:
+    """The arguments of a method by name, from its `locals()`; those of its `**kwargs` by their own names."""
+    named = {name: value for name, value in given.items() if name not in ("self", "__class__", "kwargs")}
+    return {**named, **given.get("kwargs", {})}

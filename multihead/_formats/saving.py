@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from multihead._data.scaling import check_known
 from multihead._formats.export import export_heads, heads_to_export
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
 from multihead._ground.types import Config, Function, Given, Layer, Nested, Optimizer, Tensor, Trainer
 from multihead._runs.variables import draw_from_variables
-from multihead._trainer.building import Shapes
+from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
-from multihead._trainer.scaling import check_known
 from multihead._trainer.state import TrainerState
 from multihead._update.batch import Batch, decode_specs, encode_specs
 from multihead.heads._named import NamedHead

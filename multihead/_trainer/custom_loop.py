@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead._data.arguments import read_batches
 from multihead._data.arrays import as_arrays
+from multihead._data.scaling import check_known, fit_scalings_to, scaling_variables
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
 from multihead._ground.calls import functions_run_eagerly
@@ -20,7 +21,6 @@ from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Dataset, Gradient, Nested, Variable
 from multihead._ground.validation import check_choice, check_positive_whole, errors_in_words
 from multihead._trainer.options import BALANCE_AT
-from multihead._trainer.scaling import check_known, fit_scalings_to, scaling_variables
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch
@@ -301,7 +301,7 @@ class CustomLoops(TrainerState):
     @contextmanager
     def _at_step(self) -> Iterator[UpdateSpec]:
         """How the next update is computed; within the context, a graph checks that it was traced for the present period."""
-        spec = self._require_built().trainable()
+        spec = self._require_built(trains=True).spec
         stage = self.stage
         following = spec.periods[stage + 1 :]
         checks = []

@@ -286,6 +286,19 @@ class LogMetrics:
         of_measured = [name for head in self.measured for name in _names_of(head)[:1]]
         return [*(name for head in self.heads for name in _names_of(head)[:2]), *of_measured]
 
+    def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of the logs for the progress line: losses, each head's first metric, and what callbacks have added.
+
+        `skipped_updates` is among them if there are any.
+        """
+        first = self.main_names
+        wanted = [*first, *(f"val_{name}" for name in first)]
+        hidden = {f"{prefix}{name}" for name in set(self.names()) - set(first) for prefix in ("", "val_")}
+        if float(logs.get("skipped_updates", 0)) > 0:
+            hidden.remove("skipped_updates")
+        order = [*(name for name in wanted if name in logs), *logs]
+        return {name: logs[name] for name in order if name not in hidden}
+
     @property
     def num_batches(self) -> int:
         """The number of batches in the epoch so far."""

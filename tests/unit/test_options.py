@@ -7,8 +7,7 @@ import pytest
 
 from multihead import balancing, clipping, schedules, weighting
 from multihead._ground.keras import KERAS_3
-from multihead._trainer.checked_optimizer import check_optimizer
-from multihead._trainer.options import CompileOptions
+from multihead._trainer.options import CompileOptions, check_optimizer
 from multihead.balancing._kinds import Every
 from tests.helpers import tiny
 

@@ -1,4 +1,4 @@
-"""What a forward pass shows of the encoder and the heads; it also creates their variables.
+"""What data show of a trainer's modules: a forward pass builds them, and shows what the heads predict.
 
 Nothing is computed: the pass is a trace. Where Keras runs eagerly, a module's Python may depend on values, which a trace
 does not have; there the pass is a real one, on a sample of the data, and what it changes of the modules' state is undone.
@@ -9,114 +9,143 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
-from multihead._ground.layers import all_layers, module_variables, recurrent_states, state_variables
-from multihead._ground.types import Given, Layer, Nested, Tensor, Variable
+from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
+from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import in_short, quoted
 from multihead._update.batch import Batch, batch_size, sample_of
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._named import NamedHead
 from multihead.heads._reads import described
+from multihead.heads._rows_apart import check_rows_apart
 
 
-class Traced(NamedTuple):
-    """What a forward pass has shown.
+@dataclass(frozen=True)
+class Shapes:
+    """What data have shown; it survives `compile`.
 
     Attributes:
-        predictions: By head name what an update must know of its predictions.
-        num_leaves: The number of floating leaves of the representation.
-        representation: The specs of the representation; what is no dense tensor stays what it is.
+        specs: The specs of a batch, with open batch size; None before any data.
+        predictions: What each built head predicts, by name.
+        num_leaves: The number of floating-point leaves of the representation.
     """
 
-    predictions: dict[str, Predictions]
-    num_leaves: int
-    representation: Nested
+    specs: Batch | None = None
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)
+    num_leaves: int = 0
+
+    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Tensor]) -> bool:
+        """Whether targets belong to a head that is not built."""
+        built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
+        return any(name not in built for name in targets)
+
+    def of_heads(self, names: Sequence[str]) -> Shapes:
+        """The shapes of some heads only."""
+
+        def kept(by_head: Mapping[str, Given]) -> dict[str, Given]:
+            return {name: value for name, value in by_head.items() if name in names}
+
+        specs = self.specs
+        specs = specs if specs is None else Batch(specs.inputs, kept(specs.targets), kept(specs.sample_weights))
+        return Shapes(specs, kept(self.predictions), self.num_leaves)
+
+
+def build_modules(
+    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
+) -> Shapes:
+    """Creates the variables of the encoder, the heads' modules and their metrics; the shapes for batches of these specs.
+
+    Modules that are not traced run on `sample`, some examples; None makes some of ones and zeros.
+    """
+    sample = sample_of(specs) if eagerly and sample is None else sample
+    shapes, representation = trace_predictions(encoder, heads, specs, known.predictions, sample)
+    predictions = dict(shapes.predictions)
+    for module in (encoder, *(head.module for head in heads)):
+        run_in_graphs(module)
+    for head in heads:
+        head.loss.runs_eagerly = eagerly
+        if head.name in predictions and head.name in specs.targets:
+            is_new, targets, found = head.metrics is None, specs.targets[head.name], predictions[head.name]
+            head.build(targets, found.spec)
+            if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
+                read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
+                predictions[head.name] = found._replace(read_by_loss=read)
+            if is_new:
+                check_rows_apart(head, representation, targets, found.spec)
+    return replace(shapes, predictions={**known.predictions, **predictions})
 
 
 def trace_predictions(
     encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, Predictions], sample: Batch | None = None
-) -> Traced:
-    """Builds the encoder and the heads for a batch, and finds out what the heads predict.
+) -> tuple[Shapes, Nested]:
+    """Builds the encoder and the heads for a batch; the shapes that this shows, and the specs of the representation.
 
-    Args:
-        encoder: The encoder.
-        heads: The heads. One that reads its targets and has none in the batch is left out if it is known already.
-        specs: The specs of a batch.
-        known: The heads that are built.
-        sample: Some examples that fit the specs, to run the modules on; None: nothing is computed.
+    A head that reads its targets and has none in the batch is left out if it is `known` already. With `sample`, some
+    examples that fit the specs, the modules run on these; otherwise nothing is computed.
     """
-    tracer = _Tracer(encoder, heads, known)
-    if sample is None:
-        # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
-        created_outside_of_graphs(lambda: tracer.trace(specs))
-        return tracer.trace(specs)
-    try:
-        with _state_kept([encoder, *(head.module for head in heads)]):
-            traced = tracer.run(sample.inputs, sample.targets)
-    except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
-        return tracer.trace(specs)
-    sizes = _open_sizes(specs, sample)
-    of_pairs = {int(batch_size(sample.inputs))}  # a head that couples rows may have a prediction for each pair of them
-    open_sizes = {head.name: sizes | of_pairs if head.loss.couples_rows else sizes for head in heads}
-    found = {name: _with_open_sizes(each, open_sizes[name]) for name, each in traced.predictions.items()}
-    return traced._replace(predictions=found)
+    created: list[tf.Variable] = []  # those of layers that live no longer than a call are kept, so that they can be found
 
+    def keep(create: Function, **options: object) -> tf.Variable:
+        created.append(create(**options))
+        return created[-1]
 
-class _Tracer:
-    """Forward passes of an encoder and heads."""
+    def forward(inputs: Nested, targets: dict[str, Tensor]) -> tuple[Shapes, Nested]:
+        with tf.variable_creator_scope(keep):
+            with _Reading() as reading:
+                given = call_encoder(encoder, inputs, training=False)
+            _check_held("`encoder`", encoder, reading.variables())
+            representation, found = DetachedRepresentation(given), {}
+            for head in heads:
+                if not head.teacher_forcing or head.name in targets:
+                    own = head.like_scaled(targets.get(head.name))
+                    found[head.name] = _trace_head(head, representation, own, find_leaves=len(heads) > 1)
+                elif head.name not in known:
+                    raise ValueError(
+                        f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
+                        f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
+                    )
+        return Shapes(specs, found, len(representation.leaves)), tf.nest.map_structure(_spec_of_rows, representation.nest)
 
-    def __init__(self, encoder: Layer, heads: Sequence[NamedHead], known: Mapping[str, Predictions]) -> None:
-        self._encoder = encoder
-        self._heads = heads
-        self._known = known
-        self._created: list[tf.Variable] = []
+    def trace() -> tuple[Shapes, Nested]:
+        results: list[tuple[Shapes, Nested] | ValueError] = []
 
-    def trace(self, specs: Batch) -> Traced:
-        """Traces a forward pass for batches of some specs."""
-        results: list[Traced | ValueError] = []
+        def once(inputs: Nested, targets: dict[str, Tensor]) -> None:
+            if not results:  # TensorFlow traces a function that has created variables again
+                try:
+                    results.append(forward(inputs, targets))
+                except ValueError as reason:
+                    results.append(reason)  # raised after the trace: variables made in one that fails would have no value
 
-        def forward(inputs: Nested, targets: dict[str, Tensor]) -> None:
-            if results:
-                return  # TensorFlow traces a function that has created variables again
-            try:
-                results.append(self.run(inputs, targets))
-            except ValueError as reason:
-                results.append(reason)  # raised after the trace: variables made in one that fails would have no value
-
-        graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
+        graph_function(once).get_concrete_function(specs.inputs, specs.targets)
         (result,) = results
         if isinstance(result, ValueError):
             raise result from result.__cause__
         return result
 
-    def run(self, inputs: Nested, targets: dict[str, Tensor]) -> Traced:
-        """Runs a forward pass."""
-        with tf.variable_creator_scope(self._keep):
-            with _Reading() as reading:
-                given = call_encoder(self._encoder, inputs, training=False)
-            _check_held("`encoder`", self._encoder, reading.variables())
-            representation = DetachedRepresentation(given)
-            found = {}
-            for head in self._heads:
-                if head.teacher_forcing and head.name not in targets:
-                    _check_known(head, self._known, targets)
-                else:
-                    find_leaves, own = len(self._heads) > 1, head.like_scaled(targets.get(head.name))
-                    found[head.name] = _trace_head(head, representation, own, find_leaves=find_leaves)
-        specs = tf.nest.map_structure(_spec_of_rows, representation.nest)
-        return Traced(found, len(representation.leaves), specs)
-
-    def _keep(self, create: Callable[..., tf.Variable], **options: Given) -> tf.Variable:
-        """Keeps the variables of layers that live no longer than a call, so that they can be found."""
-        self._created.append(create(**options))
-        return self._created[-1]
+    if sample is None:
+        # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
+        created_outside_of_graphs(trace)
+        return trace()
+    try:
+        with _state_kept([encoder, *(head.module for head in heads)]):
+            shapes, representation = forward(sample.inputs, sample.targets)
+    except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
+        return trace()
+    sizes, of_pairs = _open_sizes(specs, sample), {int(batch_size(sample.inputs))}
+    predictions = {}
+    for head in (head for head in heads if head.name in shapes.predictions):
+        found = shapes.predictions[head.name]
+        is_open = sizes | of_pairs if head.loss.couples_rows else sizes  # there may be a prediction for each pair of rows
+        shape = [None if i == 0 or size in is_open else size for i, size in enumerate(found.spec.shape)]
+        predictions[head.name] = found._replace(spec=tf.TensorSpec(shape, found.spec.dtype))
+    return replace(shapes, predictions=predictions), representation
 
 
 @contextmanager
@@ -152,8 +181,8 @@ class _Reading:
 
     def __init__(self, watched: Sequence[tf.Tensor] = ()) -> None:
         self._watched = list(watched)
-        self._tape: Any = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
-        self._graph: Any = tf.compat.v1.get_default_graph()
+        self._tape: Given = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
+        self._graph: Given = tf.compat.v1.get_default_graph()
         self._start = 0 if self._tape else len(self._graph.get_operations())
 
     def __enter__(self) -> _Reading:
@@ -195,23 +224,9 @@ def _open_sizes(specs: Batch, sample: Batch) -> set[int]:
     return found
 
 
-def _with_open_sizes(predictions: Predictions, sizes: set[int]) -> Predictions:
-    """Predictions for a sample, as those for any batch: the sizes along the first axis, and these, are open."""
-    shape = [None if i == 0 or size in sizes else size for i, size in enumerate(predictions.spec.shape)]
-    return predictions._replace(spec=tf.TensorSpec(shape, predictions.spec.dtype))
-
-
 def _spec_of_rows(leaf: Tensor) -> Nested:
     is_dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if is_dense else leaf
-
-
-def _check_known(head: NamedHead, known: Mapping[str, Predictions], targets: Mapping[str, Tensor]) -> None:
-    if head.name not in known:
-        raise ValueError(
-            f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
-            f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
-        )
 
 
 def _trace_head(
@@ -243,16 +258,13 @@ def _predictions(head: NamedHead, representation: Nested, targets: Nested) -> Te
         return head.predict(representation, targets, training=False)
     except Exception as error:
         lacks_targets = not head.teacher_forcing and callable(getattr(head.module, "generate", None))
-        option = "teacher_forcing=True" if lacks_targets else f"reads={_first_key(representation)!r}"
+        first = next(iter(representation)) if isinstance(representation, Mapping) else 0
+        option = "teacher_forcing=True" if lacks_targets else f"reads={first!r}"
         raise ValueError(
             f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of it. "
             f"Received: {type(head.module).__name__}, and the encoder gives {described(representation)}. "
             f"Pass, say, `{option}` to `add_head`. The module says: {in_short(error)}"
         ) from error
-
-
-def _first_key(representation: Nested) -> Given:
-    return next(iter(representation)) if isinstance(representation, Mapping) else 0
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
@@ -297,7 +309,11 @@ def read_by_loss(
     modules = [encoder, *(each.module for each in heads)]
     owned = {key: each for module in modules for each in module_variables(module) for key in handles(each)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
-    hidden = [variable for variable in hidden if not _frozen() >= handles(variable)]
+    if hidden:  # variables of a frozen layer do not tell
+        layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
+        frozen = [each for layer in layers if layer.built and not layer.trainable for each in module_variables(layer)]
+        frozen_keys = {key for each in frozen for key in handles(each)}
+        hidden = [variable for variable in hidden if not frozen_keys >= handles(variable)]
     if hidden:
         names = quoted(sorted({variable_name(variable) for variable in hidden}))
         name = head.loss.name or type(head.loss.original).__name__
@@ -308,13 +324,6 @@ def read_by_loss(
             "them with `trainable=False`, or set `trainable = False` on their layer."
         )
     return tuple({id(owned[key]): owned[key] for each in read for key in handles(each) if key in owned}.values())
-
-
-def _frozen() -> set[int]:
-    """The variables of all frozen layers that exist, by `handles`: those themselves do not tell."""
-    layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
-    frozen = [layer for layer in layers if layer.built and not layer.trainable]
-    return {key for layer in frozen for variable in module_variables(layer) for key in handles(variable)}
 
 
 def handles(variable: Variable) -> set[int]:
