@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.arguments import read_call, read_inputs
+from multihead._data.arguments import gives_batches, read_call
 from multihead._data.arrays import as_arrays
 from multihead._data.scaling import check_known, scale_targets
 from multihead._display.trainer import print_summary
@@ -497,7 +497,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             **kwargs: What else this version of Keras takes.
         """
         check_known(self._setup.heads, "predict")
-        return super().predict(read_inputs(x), batch_size, verbose, steps, callbacks, **kwargs)
+        return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
 
     @errors_in_words()
     def predict_on_batch(self, x: Dataset) -> Nested:

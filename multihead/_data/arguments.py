@@ -9,7 +9,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._data.arrays import as_arrays, read_arrays
+from multihead._data.arrays import read_arrays
 from multihead._data.batches import read_dataset, read_iterable, read_sequence
 from multihead._data.data import Data
 from multihead._data.windows import in_windows
@@ -46,11 +46,6 @@ def _refuse_beside_batches(x: Dataset, y: Nested, sample_weight: Nested, batch_s
                 f"`{name}` must be left out if `x` yields batches by itself. "
                 f"Received: {name} of type {type(value).__name__} with x of type {type(x).__name__}. {remedy}"
             )
-
-
-def read_inputs(x: Dataset) -> Nested:
-    """The inputs of `predict` in the form of those of `fit`."""
-    return x if gives_batches(x) else as_arrays("x", x)
 
 
 def gives_batches(x: Dataset) -> bool:
@@ -132,21 +127,16 @@ def read_call(arguments: Config, head_names: Sequence[str]) -> Call:
     # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
     batch_size = None if validates_during_fit(others) else others["batch_size"]
     data = read(x, y, sample_weight, head_names, batch_size)
-    _warn_of_idle(others, splits=bool(fraction) and given is not None)
+    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
+    text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
+    if fraction and given is not None:
+        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
+    if first >= end or (fraction and given is not None):
+        warnings.warn(text, UserWarning, stacklevel=4)
     if given is not None:
         return Call(data, others, _read_validation(given, head_names))
     data, held_out = data.split(fraction) if fraction else (data, None)
     return Call(data, others, held_out)
-
-
-def _warn_of_idle(others: Config, *, splits: bool) -> None:
-    """Warns of arguments of `fit` that have no effect with the others."""
-    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
-    text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
-    if splits:
-        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
-    if splits or first >= end:
-        warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def _read_validation(given: Given, head_names: Sequence[str]) -> Data:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -61,7 +61,9 @@ class _Completion:
         inputs = [batch.inputs for batch in found]
         for other in inputs[1:]:
             self._check_inputs(inputs[0], other)
-        targets, weights = (self._merged_by_head([batch[part] for batch in found]) for part in (1, 2))
+        parts = ([batch.targets for batch in found], [batch.sample_weights for batch in found])
+        by_name = ({name: [each[name] for each in part if name in each] for name in self._head_names} for part in parts)
+        targets, weights = ({name: self._merged(*each) for name, each in part.items() if each} for part in by_name)
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
         weights = {name: weights.get(name, no_weights) for name in targets}
         self.specs = Batch(tf.nest.map_structure(self._merged, *inputs), targets, weights)
@@ -80,10 +82,6 @@ class _Completion:
                 f"The batches of a {self._source} must have inputs of one structure. Received: {described(specs)} and "
                 f"{described(other)}. {_ONE_BY_ONE}"
             ) from error
-
-    def _merged_by_head(self, found: Sequence[Mapping[str, Nested]]) -> dict[str, Tensor]:
-        specs = {name: [each[name] for each in found if name in each] for name in self._head_names}
-        return {name: self._merged(*of_head) for name, of_head in specs.items() if of_head}
 
     def _merged(self, first: Nested, *others: Nested) -> Nested:
         """The spec that fits all: sizes that differ are open."""
@@ -197,9 +195,8 @@ def read_sequence(x: Dataset, head_names: Sequence[str]) -> Data:
     def batches(shuffle: Given) -> Iterator[Nested]:
         completed.on_epoch_begin()
         order: Iterable[int] = itertools.count() if length is None else range(length)
-        yield from (
-            completed[i] for i in (random.sample(order, len(order)) if shuffle and isinstance(order, range) else order)
-        )
+        order = random.sample(order, len(order)) if shuffle and isinstance(order, range) else order
+        yield from (completed[i] for i in order)
         completed.on_epoch_end()
 
     return Data(completed, specs=complete.specs, batches=batches, length=length, first=complete(first[0]))

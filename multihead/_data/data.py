@@ -7,10 +7,12 @@ generators and of `keras.utils.PyDataset` are triples of one structure. Datasets
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
@@ -160,3 +162,11 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def num_examples(nest: Nested) -> int:
     leaf = next(leaf for leaf in tf.nest.flatten(nest) if leaf is not None)
     return int(leaf.shape[0])
+
+
+def digest_of(nest: Nested, digest: int = 0) -> int:
+    """A number that depends on all values of a nest of arrays and tensors, and on the digest before it."""
+    for leaf in tf.nest.flatten(nest, expand_composites=True):
+        array = np.asarray(leaf)
+        digest = zlib.crc32(repr(array.tolist()).encode() if array.dtype == object else array.tobytes(), digest)
+    return digest

@@ -13,7 +13,6 @@ from multihead._data.arguments import Call
 from multihead._data.data import num_examples
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
-from multihead._ground.keras import tensor_variable
 from multihead._ground.replicas import has_several_workers
 from multihead._ground.types import Config, Function, Layer, Tensor
 from multihead._ground.validation import check_head_names, quoted
@@ -88,14 +87,8 @@ def fit_scalings(
     """Reads the data of a call of `fit` once, and learns the scalings from them that no checkpoint has restored since.
 
     A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
-
-    Args:
-        heads: The heads whose scaling was not known when the call began.
-        call: The call.
-        names: The names of all heads.
-        spec: How updates are computed; None if the trainer is not built.
-        strategy: The strategy, whose workers learn the same from all their data.
-        eagerly: Whether modules run as plain Python.
+    `heads` are those whose scaling was not known when the call began, `names` those of all heads. All workers learn the same
+    from all their data.
     """
     if not heads:
         return
@@ -126,11 +119,7 @@ def moments_of(
 ) -> Mapping[str, Moments]:
     """Statistics of the labels of some heads in batches, by head name; each label that is present counts once.
 
-    Args:
-        spec: How updates are computed.
-        heads: The heads. Without any, the batches are only drawn.
-        batches: The batches.
-        eagerly: Whether modules run as plain Python.
+    Without any head, the batches are only drawn.
     """
     predictions = [spec.predictions[spec.network.heads.index(head)] for head in heads]
     network = replace(spec.network, heads=tuple(heads))
@@ -185,11 +174,6 @@ def fit_scalings_to(batches: Sequence[Batch], spec: UpdateSpec, *, eagerly: bool
     for head in heads:
         if np.any(found[head.name].number):
             _learn(head, found[head.name])
-
-
-def scaling_variables(heads: Sequence[NamedHead]) -> list[tf.Variable]:
-    """The variables of the scalings of targets."""
-    return [tensor_variable(each) for head in heads if head.scaling is not None for each in head.scaling.variables]
 
 
 def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments:

@@ -16,21 +16,12 @@ from multihead._update.batch import batch_size, rows
 _KEY = "window"
 
 
-def is_window(data: Dataset) -> bool:
-    """Whether the data that Keras passes to a training step are a window of batches."""
-    return isinstance(data, dict) and set(data) == {_KEY}
-
-
 def batches_of_update(data: Dataset, gradient_accumulation_steps: int) -> list[Nested]:
-    """The batches of one update.
-
-    Args:
-        data: A window, a list of batches (tuples), or one batch.
-        gradient_accumulation_steps: The option of `compile`.
-    """
+    """The batches of one update, from a window, a list of batches (tuples), or one batch."""
     is_list = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
-    batches = list(data[_KEY]) if is_window(data) else list(data) if is_list else [data]
-    is_alone = not is_list and not is_window(data)
+    is_window = isinstance(data, dict) and set(data) == {_KEY}
+    batches = list(data[_KEY]) if is_window else list(data) if is_list else [data]
+    is_alone = not is_list and not is_window
     if not 0 < len(batches) <= gradient_accumulation_steps or (is_alone and gradient_accumulation_steps > 1):
         most = "a list of at most" if gradient_accumulation_steps > 1 else "at most"
         received = "one batch" if is_alone else f"a list of {len(batches)}"
@@ -47,14 +38,10 @@ def batches_of_update(data: Dataset, gradient_accumulation_steps: int) -> list[N
 def in_windows(
     batches: tf.data.Dataset, size: int, ahead: int, strategy: tf.distribute.Strategy, steps_per_epoch: int | None
 ) -> tuple[Dataset, int | None]:
-    """Groups batches into windows; returns these and `steps_per_epoch`, as `fit` of Keras takes them.
+    """Groups batches into windows of `size` batches; returns these and `steps_per_epoch`, as `fit` of Keras takes them.
 
-    Args:
-        batches: The batches.
-        size: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
-        ahead: The number of windows that are made before they are needed.
-        strategy: The strategy that `fit` runs under.
-        steps_per_epoch: The number of updates of an epoch, if it is given.
+    If the last window of an epoch has fewer, it is padded with empty batches. `ahead` windows are made before they are
+    needed.
     """
     empty = tf.nest.map_structure(_empty, batches.element_spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,8 +47,18 @@ class Run:
     unit: str = "updates"
 
     def smoothed(self, values: np.ndarray) -> np.ndarray:
-        """Values as they are drawn: those of updates are smoothed."""
-        return _smooth(values) if self.unit == "updates" else values
+        """Values as they are drawn: those of updates as exponential averages over about a twentieth of the run.
+
+        They have no bias towards 0, and are NaN for missing values.
+        """
+        if self.unit != "updates":
+            return values
+        decay = 1 - min(0.3, 20 / len(values))
+        averages, total, weight = np.full(len(values), np.nan), 0.0, 0.0
+        for i in np.flatnonzero(np.isfinite(values)):
+            total, weight = decay * total + values[i], decay * weight + 1
+            averages[i] = total / weight
+        return averages
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -87,11 +97,7 @@ def read(path: str | os.PathLike[str]) -> Run:
 
 
 def _of_history(history: Callback) -> Run:
-    """The run of one call of `fit`, by epoch.
-
-    Args:
-        history: What `fit` has returned.
-    """
+    """The run of one call of `fit`, which has returned the history, by epoch."""
     known = {name: np.array(values, np.float64) for name, values in history.history.items()}
     of_training = {name: values for name, values in known.items() if not name.startswith("val_")}
     heads = tuple(name.removesuffix(_LOSS) for name in of_training if name.endswith(_LOSS))
@@ -108,54 +114,55 @@ def _of_history(history: Callback) -> Run:
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
     """The lines of a ledger. A last line that a crash has cut off is left out."""
+    hint = "Pass a file of `callbacks.UpdateLogger`."
+    return read_lines(path, "a ledger, with a JSON object per line", lambda line, number: "step" in line, hint)
+
+
+def read_lines(path: str | os.PathLike[str], kind: str, is_valid: Callable[[Config, int], bool], hint: str) -> list[Config]:
+    """The lines of a file of JSON objects, of some kind in words; is a line with this number valid?
+
+    A last line without a line break, which a crash has cut off, is left out.
+    """
     if not os.path.exists(path):
         folder = Path(path).parent
         near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
-        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass a file of `callbacks.UpdateLogger`."
+        hint = f"Did you mean {str(folder / near)!r}?" if near else hint
         raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
-    with open(path, encoding="utf-8") as file:
-        return list(_parsed(file.read().split("\n"), path))
-
-
-def _parsed(lines: list[str], path: str | os.PathLike[str]) -> Iterator[Config]:
-    for number, text in enumerate(lines):
-        if not text:
-            continue
+    texts, found = Path(path).read_text(encoding="utf-8").split("\n"), []
+    for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
+            line = json.loads(text) if text else None
         except ValueError:
             line = None
-        if isinstance(line, dict) and "step" in line:
-            yield line
-        elif number + 1 < len(lines):  # what ends without a line break was cut off
+        if isinstance(line, dict) and is_valid(line, number):
+            found.append(line)
+        elif text and number < len(texts):
             raise ValueError(
-                "`path` must be the file of a ledger, with a JSON object per line. Received: "
-                f"{os.fspath(path)!r}, whose line {number + 1} is {text[:60]!r}. Pass a file of `callbacks.UpdateLogger`."
+                f"`path` must be the file of {kind}. Received: {os.fspath(path)!r}, whose line {number} is {text[:60]!r}. "
+                f"{hint}"
             )
+    return found
 
 
 def runs_of(run: Given) -> list[Run]:
     """The runs of what a plot is given: one or several, each with a unique name."""
     given = list(run) if isinstance(run, (list, tuple)) else [run]
-    found = [_one(each) for each in given]
+    found = []
+    for each in given:
+        if isinstance(each, (str, os.PathLike)):
+            found.append(read(each))
+        elif isinstance(each, Run) or (hasattr(each, "history") and hasattr(each, "epoch")):
+            found.append(each if isinstance(each, Run) else _of_history(each))
+        else:
+            raise TypeError(
+                "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`, or a list of these. "
+                f"Received: {each!r}. Pass what `fit` has returned."
+            )
     if not found:
         raise ValueError("`run` must be at least one run. Received: an empty list. Pass the file of a ledger.")
     names = [each.name or "run" for each in found]
     numbered = (f"{name} {names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names))
     return [replace(each, name=name) for each, name in zip(found, numbered)]
-
-
-def _one(run: Given) -> Run:
-    if isinstance(run, Run):
-        return run
-    if isinstance(run, (str, os.PathLike)):
-        return read(run)
-    if hasattr(run, "history") and hasattr(run, "epoch"):
-        return _of_history(run)
-    raise TypeError(
-        "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`, or a list of these. "
-        f"Received: {run!r}. Pass what `fit` has returned."
-    )
 
 
 def _columns(found: Sequence[Config]) -> dict[str, np.ndarray]:
@@ -167,16 +174,6 @@ def _columns(found: Sequence[Config]) -> dict[str, np.ndarray]:
 def _mean(values: Sequence[float]) -> float:
     known = np.isfinite(values)
     return float(np.mean(np.asarray(values)[known])) if known.any() else float("nan")
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """An exponential average over about a twentieth of the run, without bias towards 0; NaN for missing values."""
-    decay = 1 - min(0.3, 20 / len(values))
-    averages, total, weight = np.full(len(values), np.nan), 0.0, 0.0
-    for i in np.flatnonzero(np.isfinite(values)):
-        total, weight = decay * total + values[i], decay * weight + 1
-        averages[i] = total / weight
-    return averages
 
 
 def of_heads(run: Run, name: str) -> dict[str, np.ndarray]:

@@ -1,4 +1,7 @@
-"""The state of a run: every variable that training changes, by a name that does not depend on the process."""
+"""What a checkpoint holds of a run: every variable that training changes, by a name that does not depend on the process.
+
+And what must be the same when the run is resumed, as text by name: of the trainer, and of the data.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.arguments import Call
+from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
-from multihead._ground.types import Layer, Trainer, Variable
+from multihead._ground.types import Dataset, Layer, Trainer, Variable
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
 
@@ -30,7 +35,8 @@ def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
     parts["head weights"] = trainer.head_weights.variables
     parts["optimizer"] = optimizer_state(trainer.optimizer)
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]
-    parts["trainer"] = _own_state(trainer)
+    spec = trainer.update_spec
+    parts["trainer"] = [trainer.updates_before, spec.awake, *spec.faults.state, *trainer.log_metrics.counters]
     parts["others"] = found_in(trainer)
     found: dict[str, tf.Variable] = {}
     seen: set[int] = set()
@@ -39,13 +45,6 @@ def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
         seen.update(new)
         found.update({f"{part}/{place}": variable for place, variable in enumerate(new.values())})
     return found
-
-
-def _own_state(trainer: Trainer) -> list[tf.Variable]:
-    """The variables of a built, compiled trainer that belong to none of its parts."""
-    spec, logs = trainer.update_spec, trainer.log_metrics
-    own = [tensor_variable(trainer.updates_before), spec.awake, *spec.faults.state]
-    return [*own, *logs.counters]
 
 
 def found_in(root: Trainer) -> list[Variable]:
@@ -128,7 +127,8 @@ def values_of(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
     found = {}
     for name, variable in variables.items():
         parts = [_written(part) for part in _of_replicas(variable)]
-        if parts and (_is_read_from_all(variable) or len({part.tobytes() for part in parts}) > 1):
+        is_summed = variable.synchronization == tf.VariableSynchronization.ON_READ  # by a read, of its copies
+        if parts and (is_summed or len({part.tobytes() for part in parts}) > 1):
             found[f"replicas/{name}"] = np.stack(parts)
         else:
             found[f"variable/{name}"] = _written(variable)
@@ -166,11 +166,6 @@ def _of_replicas(variable: Variable) -> Sequence[tf.Variable]:
     return parts if 1 < len(parts) == strategy.num_replicas_in_sync else []
 
 
-def _is_read_from_all(variable: Variable) -> bool:
-    """Whether a read of the variable adds up its copies, or averages them."""
-    return bool(variable.synchronization == tf.VariableSynchronization.ON_READ)
-
-
 def _written(variable: tf.Variable) -> np.ndarray:
     value = np.asarray(tf.convert_to_tensor(variable))
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
@@ -178,3 +173,63 @@ def _written(variable: tf.Variable) -> np.ndarray:
 
 def _read(value: np.ndarray, variable: tf.Variable) -> np.ndarray:
     return value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
+
+
+# The data
+
+_OF_THE_LOOP = ("batch_size", "steps_per_epoch", "validation_batch_size", "validation_steps", "validation_freq")
+
+
+def describe_data(call: Call) -> dict[str, str]:
+    """What decides which batches come in which order, as text by name.
+
+    Sizes, the options of loops and, of a `tf.data.Dataset`, the numbers of its transformations, such as a shuffle's seed.
+    """
+    found = {name: str(call.others[name]) for name in _OF_THE_LOOP if call.others.get(name) is not None}
+    if call.data.is_arrays or call.data.batches is not None:
+        found["shuffle"] = str(call.others.get("shuffle", True))
+    found.update(_of_data("x", call.data))
+    if call.validation is not None:
+        found.update(_of_data("validation_data", call.validation))
+    return found
+
+
+def _of_data(argument: str, data: Data) -> dict[str, str]:
+    if data.is_arrays:
+        return {argument: f"arrays of {num_examples(data.x)} examples"}
+    if data.batches is not None:
+        return {argument: f"batches from Python, {'unknown' if data.length is None else data.length} per epoch"}
+    if not isinstance(data.x, tf.data.Dataset):
+        return {argument: type(data.x).__name__}
+    number = int(data.x.cardinality())
+    found = {argument: f"a dataset of {number if number >= 0 else 'unknown or infinite'} batches"}
+    for place, part in enumerate(_parts(data.x)):
+        numbers = ", ".join(f"{name}={value}" for name, value in sorted(_numbers(part).items()))
+        found[f"{argument}, part {place}"] = f"{type(part).__name__.lstrip('_')}({numbers})"
+    return found
+
+
+def has_unseeded_shuffle(data: Data | None) -> bool:
+    """Whether the data are a `tf.data.Dataset` that is shuffled in another order in each process."""
+    if data is None or not isinstance(data.x, tf.data.Dataset):
+        return False
+    numbers = [_numbers(part) for part in _parts(data.x)]
+    return any(each.get("seed") == 0 and each.get("seed2") == 0 for each in numbers)
+
+
+def _parts(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """A dataset and those that it is made from, the last transformation first."""
+    found = [dataset]
+    for part in found:
+        found.extend(part._inputs())
+    return found
+
+
+def _numbers(part: Dataset) -> dict[str, int]:
+    """The whole numbers of a transformation, such as a batch size, by name."""
+    found = {}
+    for name, value in sorted(vars(part).items()):
+        is_number = tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank == 0 and hasattr(value, "numpy")
+        if is_number or isinstance(value, (bool, int)):
+            found[name.lstrip("_")] = int(value)
+    return found

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._data.arguments import read_batches
 from multihead._data.arrays import as_arrays
-from multihead._data.scaling import check_known, fit_scalings_to, scaling_variables
+from multihead._data.scaling import check_known, fit_scalings_to
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
 from multihead._ground.calls import functions_run_eagerly
@@ -286,7 +286,8 @@ class CustomLoops(TrainerState):
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec = self._require_built().spec
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        before = RollBack([*spec.network.state, *of_metrics, *scaling_variables(self._setup.heads)])
+        of_scalings = [each for head in self._setup.heads if head.scaling is not None for each in head.scaling.variables]
+        before = RollBack([*spec.network.state, *of_metrics, *map(tensor_variable, of_scalings)])
         try:
             fit_scalings_to(prepared, spec, eagerly=self._runs_eagerly)
             with functions_run_eagerly(self._runs_eagerly):

@@ -21,8 +21,7 @@ from multihead._ground.replicas import over_replicas
 from multihead._ground.tensors import unchecked
 from multihead._ground.types import Callback, Config, Dataset, Given, Logs, Nested, Tensor, Trainer
 from multihead._ground.validation import as_python
-from multihead._runs.callbacks import RunCallbacks
-from multihead._runs.run import Run
+from multihead._runs.run import Run, RunCallbacks
 from multihead._trainer.state import TrainerState, check_every_head
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.batch import unpack

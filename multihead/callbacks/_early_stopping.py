@@ -205,8 +205,16 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             return
         improved, newly_idle = self._add(epoch, values)
         logs[self.score_name] = self._scores[epoch]
-        if len(self._scores) == 1:
-            self._warn_of_missing()
+        missing = [head for head in self._metrics if head not in self._last]
+        if missing and len(self._scores) == 1:
+            names = quoted(self._metrics[head] for head in missing)
+            warnings.warn(
+                f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no "
+                f"labels for it, or its loss is not finite. Until there is a value, the head does not count in "
+                f"{self.score_name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         for name in improved if self.restore_best_weights else []:
             variables = variables_of(self.model, list(self.model.heads) if name is None else [name])
             self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
@@ -221,7 +229,15 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if self.stopped_epoch:
             self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
         if self._num_epochs and self.best_score is None:
-            self._warn_of_none()
+            reason = f"in each epoch, a value of the heads {quoted(self._last)} was NaN. Look at the labels and losses"
+            if not self._scores:
+                reason = "no epoch had validation. Look at `validation_freq`"
+            elif max(self._scores) < self.start_from_epoch:
+                reason = f"training ended before the epoch {self.start_from_epoch}. Lower `start_from_epoch`"
+            elif not self._last:
+                reason = "the values of all heads were NaN. Look at the labels and losses"
+            text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             self._restore(list(self.model.heads), self._weights[None])
@@ -268,30 +284,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             gains.append(gain if self._modes[head] == "max" else -gain)
         return float(np.mean(gains)) if gains else math.nan
 
-    def _warn_of_missing(self) -> None:
-        missing = [head for head in self._metrics if head not in self._last]
-        if missing:
-            names = quoted(self._metrics[head] for head in missing)
-            warnings.warn(
-                f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no "
-                f"labels for it, or its loss is not finite. Until there is a value, the head does not count in "
-                f"{self.score_name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-    def _warn_of_none(self) -> None:
-        if not self._scores:
-            reason = "no epoch had validation. Look at `validation_freq`"
-        elif max(self._scores) < self.start_from_epoch:
-            reason = f"training ended before the epoch {self.start_from_epoch}. Lower `start_from_epoch`"
-        elif not self._last:
-            reason = "the values of all heads were NaN. Look at the labels and losses"
-        else:
-            reason = f"in each epoch, a value of the heads {quoted(self._last)} was NaN. Look at the labels and losses"
-        text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-
     def _restore(self, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(variables_of(self.model, heads), values, strict=True):
             variable.assign(value)
@@ -317,28 +309,23 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         )
 
     def _mode_of(self, head: str, metric: str) -> str:
-        mode = by_head(self.mode, head, "auto")
-        mode = direction(metric, NamedHead(head, self.model.heads[head])) if mode == "auto" else mode
+        found, mode = self.model.heads[head], by_head(self.mode, head, "auto")
+        mode = direction(metric, NamedHead(head, found)) if mode == "auto" else mode
         if mode is None:
-            self._check_metric(head, metric)
+            name = metric.removeprefix("val_").removeprefix(f"{head}_")
+            own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
+            near = nearest(name, own)
+            if near is not None and name not in own:  # no part of the library logs it
+                raise ValueError(
+                    f"`monitor` must have names in the logs. Received: {metric!r}; the metrics of head {head!r} are "
+                    f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{metric.removesuffix(name)}{near}'? For "
+                    "a metric of another callback, pass its `mode`."
+                )
             raise ValueError(
                 f"`mode` must say whether {metric!r} is better if it is higher or lower, which is known only for losses and "
                 f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
             )
         return mode
-
-    def _check_metric(self, head: str, metric: str) -> None:
-        """Refuses a metric that no part of the library logs, if its name is similar to one that the head has."""
-        name = metric.removeprefix("val_").removeprefix(f"{head}_")
-        found = self.model.heads[head]
-        own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
-        near = nearest(name, own)
-        if near is not None and name not in own:
-            raise ValueError(
-                f"`monitor` must have names in the logs. Received: {metric!r}; the metrics of head {head!r} are "
-                f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{metric.removesuffix(name)}{near}'? For a "
-                "metric of another callback, pass its `mode`."
-            )
 
     def _say(self, text: str) -> None:
         if self.verbose:

@@ -17,7 +17,7 @@ from multihead._display.runs import read_ledger
 from multihead._ground.replicas import is_chief
 from multihead._ground.types import Config, Given, Logs
 from multihead._ground.validation import check_positive_whole
-from multihead._runs.files import replace_text
+from multihead._runs.snapshot import replace_text
 
 
 class PerUpdate(keras.callbacks.Callback):
@@ -109,18 +109,14 @@ class PerUpdate(keras.callbacks.Callback):
         lines = metrics.latest(recorded - self._seen)
         step = end - sum(line["applied"] for line in lines)
         for line in lines:
+            if "layers" in line:  # with the names of when the run began: Keras's own count the layers of a process
+                if len(self._layers) != len(line["layers"]):
+                    self._layers = list(line["layers"])
+                line["layers"] = dict(zip(self._layers, line["layers"].values()))
             if (step + 1) % self.every == 0:
-                self._write({"step": step + 1, "epoch": self._epoch, **self._renamed(line)})
+                self._write({"step": step + 1, "epoch": self._epoch, **line})
             step += line["applied"]
         self._seen, self._step, self._calls = recorded, end, 0
-
-    def _renamed(self, line: Config) -> Config:
-        """The statistics with the names that layers had when the run began: Keras's own count the layers of a process."""
-        if "layers" not in line:
-            return line
-        if len(self._layers) != len(line["layers"]):
-            self._layers = list(line["layers"])
-        return {**line, "layers": dict(zip(self._layers, line["layers"].values()))}
 
 
 class UpdateLogger(PerUpdate):
@@ -159,7 +155,11 @@ class UpdateLogger(PerUpdate):
 
     def _begin(self, place: int | None) -> None:
         self._writes = is_chief(self.model)
-        if not self._writes or (place is not None and _cut(self.path, place)):
+        if not self._writes:
+            return
+        if place is not None and self.path.is_file() and self.path.stat().st_size >= place:
+            with _writing(self.path), open(self.path, "r+b") as file:
+                file.truncate(place)
             return
         if place is not None:
             warnings.warn(
@@ -170,49 +170,29 @@ class UpdateLogger(PerUpdate):
             )
         if self.path.is_dir():
             raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
+        lines: list[Config] = []
         with _writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [line for line in _keep_until(self.path, self._step) if "applied" in line]
+            if self.path.exists():  # without the lines of later updates
+                lines = [line for line in read_ledger(self.path) if line["step"] <= self._step and self._step > 0]
+                replace_text(self.path, "".join(map(_as_text, lines)))
             self.path.touch()
         if self.model.log_metrics is not None:
-            self.model.log_metrics.restore_averages(lines, self.every)
+            self.model.log_metrics.restore_averages([line for line in lines if "applied" in line], self.every)
 
     def get_run_state(self) -> Config:
         """Called by `Checkpoint`: with the length of the file, which is on the disk."""
-        state = super().get_run_state()
-        return {**state, "place": _on_disk(self.path) if self._writes else None} if state else {}
+        state, place = super().get_run_state(), None
+        if state and self._writes:
+            with _writing(self.path), open(self.path, "ab") as file:
+                os.fsync(file.fileno())
+                place = os.fstat(file.fileno()).st_size
+        return {**state, "place": place} if state else {}
 
     def _write(self, line: Config) -> None:
         if self._writes:
             with _writing(self.path), open(self.path, "a", encoding="utf-8", newline="\n") as file:
                 file.write(_as_text(line))
-
-
-def _keep_until(path: Path, step: int) -> list[Config]:
-    """Drops the lines of later updates from a file, if it exists, and returns those that stay; at step 0 there are none."""
-    if not path.exists():
-        return []
-    lines = [line for line in read_ledger(path) if line["step"] <= step and step > 0]
-    replace_text(path, "".join(_as_text(line) for line in lines))
-    return lines
-
-
-def _cut(path: Path, size: int) -> bool:
-    """Cuts a file to so many bytes; False if it has fewer."""
-    if not path.is_file() or path.stat().st_size < size:
-        return False
-    with _writing(path), open(path, "r+b") as file:
-        file.truncate(size)
-    return True
-
-
-def _on_disk(path: Path) -> int:
-    """The length in bytes of a file, all of which is on the disk afterwards; 0 without a file."""
-    if not path.exists():
-        return 0
-    with _writing(path), open(path, "rb+") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
 
 
 @contextmanager
@@ -229,12 +209,12 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _as_text(line: Config) -> str:
     """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
-    return json.dumps(_plain(line), ensure_ascii=False) + "\n"
 
+    def plain(value: Given) -> Given:
+        if isinstance(value, Mapping):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, float):
+            return float(str(np.float32(value))) if math.isfinite(value) else None
+        return value
 
-def _plain(value: Given) -> Given:
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, float):
-        return float(str(np.float32(value))) if math.isfinite(value) else None
-    return value
+    return json.dumps(plain(line), ensure_ascii=False) + "\n"

@@ -15,6 +15,7 @@ from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
 from multihead.comparison._jobs import chosen_rates
 from multihead.comparison._study import ALONE, AT_EQUAL_COST
+from multihead.diagnosis._statistics import student_quantile
 
 CONFIDENCE = 0.95
 
@@ -58,34 +59,6 @@ def difference_of(values: np.ndarray, confidence: float = CONFIDENCE) -> Differe
         return Difference(mean, math.nan, math.nan, count)
     margin = student_quantile((1 + confidence) / 2, count - 1) * float(known.std(ddof=1)) / math.sqrt(count)
     return Difference(mean, mean - margin, mean + margin, count)
-
-
-def student_quantile(probability: float, degrees: int) -> float:
-    """The value below which Student's variable lies with a probability of at least 0.5, by bisection."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):  # far beyond the 53 bits of a double
-        middle = (low + high) / 2
-        if _student_probability(middle, degrees) < 2 * probability - 1:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(degrees) * math.tan((low + high) / 2)
-
-
-def _student_probability(angle: float, degrees: int) -> float:
-    """The probability that Student's variable lies between `-t` and `t`, for `t = sqrt(degrees) tan(angle)`.
-
-    The finite sums for a whole number of degrees of freedom: Abramowitz and Stegun, Handbook of Mathematical Functions,
-    1964, 26.7.3 and 26.7.4.
-    """
-    sine, cosine = math.sin(angle), math.cos(angle)
-    is_odd = degrees % 2 == 1
-    term = cosine if is_odd else 1.0
-    total = term if degrees > 1 else 0.0
-    for i in range(3 if is_odd else 2, degrees - 1, 2):
-        term *= cosine**2 * (i - 1) / i
-        total += term
-    return (angle + sine * total) * 2 / math.pi if is_odd else sine * total
 
 
 def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:

@@ -18,9 +18,9 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from multihead._display.runs import read_lines
 from multihead._ground.types import Config, Function, Given
-from multihead._ground.validation import nearest
-from multihead._runs.files import locked, replace_text
+from multihead._runs.snapshot import locked, replace_text
 from multihead.comparison._study import Study
 
 Line = Config
@@ -32,27 +32,10 @@ _STUDY: list[Study] = []
 """In a process of its own: the study."""
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[Line]:
+def read_file(path: str | os.PathLike[str]) -> list[Line]:
     """The lines of a comparison, settings first. A last line that a crash has cut off is left out."""
-    if not os.path.exists(path):
-        folder = Path(path).parent
-        near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
-        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass the `file` of a `multihead.compare`."
-        raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
-    *texts, _ = Path(path).read_text(encoding="utf-8").split("\n")  # what ends without a line break was cut off
-    found: list[Line] = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or (number == 1 and "settings" not in line):
-            raise ValueError(
-                "`path` must be the file of a comparison, with a JSON object in each line. Received: "
-                f"{os.fspath(path)!r}, whose line {number} is {text[:60]!r}. Pass the `file` of `compare`."
-            )
-        found.append(line)
-    return found
+    kind, hint = "a comparison, with a JSON object in each line", "Pass the `file` of a `multihead.compare`."
+    return read_lines(path, kind, lambda line, number: number > 1 or "settings" in line, hint)
 
 
 def last_of(lines: Sequence[Line], name: str) -> Given:
@@ -78,7 +61,7 @@ class Lines:
         self._path = path
         self.lines: list[Line] = []
         if path is not None and path.exists():
-            self.lines = read_lines(path)
+            self.lines = read_file(path)
             replace_text(path, "".join(map(_as_json, self.lines)))  # without a line that was cut off
 
     def begin(self, settings: Config) -> None:

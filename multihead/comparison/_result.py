@@ -26,7 +26,7 @@ from multihead.comparison._findings import (
     tables_of,
     verdict_of,
 )
-from multihead.comparison._jobs import Line, chosen_rates, last_of, read_lines
+from multihead.comparison._jobs import Line, chosen_rates, last_of, read_file
 from multihead.comparison._study import ALONE, AT_EQUAL_COST, FINAL, label_of
 
 _COSTS = ("update", "serve", "size")
@@ -286,7 +286,7 @@ def read(path: str | os.PathLike[str]) -> Comparison:
         ValueError: The file is none of a comparison, or has no finished runs of a variant and of the single-task models.
         FileNotFoundError: There is no such file.
     """
-    lines = read_lines(path)
+    lines = read_file(path)
     found = Comparison(lines) if lines else None
     if found is None or ALONE not in found.variants or not found.seeds:
         raise ValueError(

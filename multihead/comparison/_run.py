@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.data import digest_of
 from multihead._ground.types import Callback, Config, Dataset, Layer, Logs, Variable
 from multihead._ground.validation import as_python, check_head_names, is_number
 from multihead.comparison._data import (
@@ -25,7 +26,6 @@ from multihead.comparison._data import (
     arguments,
     batches_per_epoch,
     check_targets,
-    digest_of,
     is_endless,
     of_heads,
     parts_of,

@@ -31,7 +31,11 @@ def constant_predictions(
         return np.nan, np.nan, np.nan, False
     present = present if head.loss.couples_rows else _merged(present)
     mean = deviation = np.nan
-    if _are_classes(head, shape, present[0].targets):
+    over, targets = head.loss.over, present[0].targets
+    are_classes = over == CLASSES
+    if over is None and targets.dtype.is_integer and shape[-1] > 1:
+        are_classes = targets.shape.rank in (shape.rank - 1, shape.rank) and targets.shape[-1] != shape[-1]
+    if are_classes:
         starts = [_class_frequencies(present, shape[-1])]
     else:
         values, weights = _label_rows(head, shape, present)
@@ -41,7 +45,7 @@ def constant_predictions(
             some = np.where(weights > 0, values, np.nan)
             some = some[:, ~np.isnan(some).all(axis=0)]
             mean, deviation = float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
-    columns = aligned(present[0].targets, shape, head.loss.over).shape[-1]
+    columns = aligned(targets, shape, over).shape[-1]
     is_scalable = bool(np.isfinite(mean)) and head.why_not_scaled() is None and columns == shape[-1]
     return _least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable
 
@@ -52,14 +56,6 @@ def _merged(labels: Sequence[Labels]) -> list[Labels]:
     for each in labels:
         shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
     return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
-
-
-def _are_classes(head: NamedHead, shape: tf.TensorShape, targets: tf.Tensor) -> bool:
-    """Whether the labels are class numbers."""
-    if head.loss.over is not None:
-        return head.loss.over == CLASSES
-    is_classes = targets.dtype.is_integer and shape[-1] > 1 and targets.shape.rank in (shape.rank - 1, shape.rank)
-    return bool(is_classes and targets.shape[-1] != shape[-1])
 
 
 def _class_frequencies(labels: Sequence[Labels], num_classes: int) -> np.ndarray:
@@ -101,15 +97,20 @@ def _least_loss(
 
     The mean and the frequencies are best for a squared error and a cross-entropy, but not for a focal or an asymmetric loss.
     """
-    low, high, smallest, largest = predicted
+    rank, (low, high, smallest, largest) = spec.shape.rank, predicted
     is_probability = low >= 0 and high <= 1 and all(((each >= 0) & (each <= 1)).all() for each in starts)
     is_row = is_probability and spec.shape[-1] != 1 and abs(smallest - 1) < 1e-3 and abs(largest - 1) < 1e-3
     link = tf.nn.softmax if is_row else tf.sigmoid if is_probability else tf.identity
 
     def loss(numbers: tf.Tensor) -> tf.Tensor:
         """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
-        seen = [(each.targets, _everywhere(link(numbers), spec, each.targets), each.weights) for each in labels]
-        return tf.add_n([head.loss_sum(*each) for each in seen]) / tf.add_n([head.count(*each) for each in seen])
+        constant, sums, counts = link(numbers), [], []
+        for each in labels:
+            sizes = list(each.targets.shape[: max(rank - 1, 1)])  # of this batch; those of the spec are of the first
+            everywhere = tf.broadcast_to(constant[0] if rank == 1 else constant, [*sizes, *spec.shape[len(sizes) :]])
+            sums.append(head.loss_sum(each.targets, everywhere, each.weights))
+            counts.append(head.count(each.targets, everywhere, each.weights))
+        return tf.add_n(sums) / tf.add_n(counts)
 
     best, of_best = np.nan, np.zeros(0, "float32")
     for start in starts:
@@ -131,12 +132,6 @@ def _logits(start: np.ndarray, is_row: bool) -> list[np.ndarray]:
         return []
     inside = np.clip(start, 1e-6, 1 - 1e-6)
     return [np.log(inside)] if is_row else [np.log(inside / (1 - inside)), np.log(inside)][: 1 + (len(start) > 1)]
-
-
-def _everywhere(constant: tf.Tensor, spec: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
-    """A constant in the shape of the predictions for some targets."""
-    sizes = list(targets.shape[: max(spec.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
-    return tf.broadcast_to(constant[0] if spec.shape.rank == 1 else constant, [*sizes, *spec.shape[len(sizes) :]])
 
 
 def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import cached_property
 
 import keras
 import numpy as np
@@ -66,11 +65,9 @@ class Sums(keras.metrics.Metric):
     ) -> None:
         """Adds this replica's part of all values and their counts, in the order of the keys.
 
-        Args:
-            losses: `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are.
-            statistics: The statistics, and of how many updates each is; two lists of vectors.
-            of_examples: The losses that layers add and the total of a weighting; None is 0.
-            examples: The number of examples that these two are of.
+        `losses` are `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are;
+        `statistics` two lists of vectors, of statistics and of how many updates each is; `of_examples`, over this number of
+        `examples`, the losses that layers add and the total of a weighting, where None is 0.
         """
         sums, weighted, counts = losses
         last = tf.convert_to_tensor([0.0 if each is None else each for each in of_examples])
@@ -126,7 +123,7 @@ class LogMetrics:
         self._spec = spec
         heads = [head.name for head in self.heads]
         shown = [each for each in (*LOSSES, *STATISTICS) if each.is_shown(spec, level)]
-        self._shown = [(each, each.names(heads, spec.pairs)) for each in shown]
+        self._shown = [(each, names_of(each.name, each.per, heads, spec.pairs)) for each in shown]
         names = [name for _, names in self._shown for name in names]
         self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
         self._averaged_at = [names.index(name) for name in self.averaged]
@@ -222,7 +219,12 @@ class LogMetrics:
         total, exist, means, known, sums = self.sums.read()
         # What counted in no update is 0, or NaN if updates need not measure it.
         means_of_updates = known if self._spec.way.may_reuse else means
-        found = {f"{name}_average": value for name, value in self._averages().items()}
+        found = {}
+        if self.averaged:
+            variables = tensor_variable(self.sums.averages), tensor_variable(self.sums.average_counts)
+            values, numbers = map(tf.convert_to_tensor, variables)
+            averages = tf.unstack(where(numbers > 0, values, float("nan")))
+            found = {f"{name}_average": value for name, value in zip(self.averaged, averages)}
         for statistic, names in self._shown:
             if statistic not in LOSSES:
                 found.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
@@ -245,13 +247,7 @@ class LogMetrics:
 
     @unchecked()
     def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Tensor]:
-        """The statistics of an evaluation.
-
-        Args:
-            weights: `[num_heads]`: the heads' own weights.
-            present: The heads that have targets in the data.
-            step: The number of updates applied so far.
-        """
+        """The statistics of an evaluation after `step` updates, of the heads that are present; weights are `[num_heads]`."""
         _, exist, means, known, _ = self.sums.read()
         keys, logs = [("loss", head.name) for head in self.heads], dict[str, Tensor]()
         for key, head in zip(keys, self.heads):
@@ -280,18 +276,13 @@ class LogMetrics:
         added = [ADDED_LOSS] if self._adds_losses else []
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
 
-    @cached_property
-    def main_names(self) -> list[str]:
-        """The names of each head's loss and first metric."""
-        of_measured = [name for head in self.measured for name in _names_of(head)[:1]]
-        return [*(name for head in self.heads for name in _names_of(head)[:2]), *of_measured]
-
     def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of the logs for the progress line: losses, each head's first metric, and what callbacks have added.
 
         `skipped_updates` is among them if there are any.
         """
-        first = self.main_names
+        first = [name for head in self.heads for name in _names_of(head)[:2]]
+        first += [name for head in self.measured for name in _names_of(head)[:1]]
         wanted = [*first, *(f"val_{name}" for name in first)]
         hidden = {f"{prefix}{name}" for name in set(self.names()) - set(first) for prefix in ("", "val_")}
         if float(logs.get("skipped_updates", 0)) > 0:
@@ -327,21 +318,10 @@ class LogMetrics:
             lines.append(line)
         return lines
 
-    def _averages(self) -> dict[str, tf.Tensor]:
-        """The running averages by the names of their statistics; NaN for those without any update."""
-        if not self.averaged:
-            return {}
-        values, numbers = map(tf.convert_to_tensor, map(tensor_variable, (self.sums.averages, self.sums.average_counts)))
-        return dict(zip(self.averaged, tf.unstack(where(numbers > 0, values, float("nan")))))
-
     def restore_averages(self, lines: Sequence[Config], every: int) -> None:
         """Sets the running averages of a resumed run, unless there are any, from lines of every so many updates."""
         last = next((line for line in reversed(lines) if line["applied"]), None)
-        if (
-            not self.averaged
-            or last is None
-            or np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.average_counts))).any()
-        ):
+        if not self.averaged or last is None or bool(tf.reduce_any(tensor_variable(self.sums.average_counts) > 0)):
             return
         values = [last.get(f"{name}_average") for name in self.averaged]
         numbers = [every * sum(line.get(name) is not None for line in lines) for name in self.averaged]
