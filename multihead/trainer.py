@@ -40,6 +40,7 @@ from multihead._trainer.options import CompileOptions, check_compile, explains_a
 from multihead._update.representation import call_encoder
 from multihead._update.spec import Plan
 from multihead.balancing import Balancer
+from multihead.balancing._kinds import every
 from multihead.clipping import Clipping
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
@@ -350,8 +351,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         super().compile(optimizer=optimizer, **options.of_keras())
         # The optimizer may have made updates before.
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        methods = {"weighting": options.weighting, "balancer": options.balancer_to_use()}
-        replace_layers(self, **methods, head_schedule=options.head_schedule)
+        balancer = None if options.balancer is None else every(options.balancer, options.balance_every)
+        replace_layers(self, weighting=options.weighting, balancer=balancer, head_schedule=options.head_schedule)
         self._setup = Setup(heads, options)
 
     # ------------------------------------------------------------------------------------------- the Keras interface

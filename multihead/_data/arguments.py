@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from multihead._data.arrays import read_arrays
-from multihead._data.batches import read_dataset, read_iterable, read_sequence
+from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data
 from multihead._data.windows import in_windows
-from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
+from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica, validates_during_fit
 from multihead._ground.random import RandomStream
 from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import is_number
+from multihead._update.batch import open_batch_size, unpack
 
 
 def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
-    """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them.
-
-    Raises:
-        ValueError: Targets or weights are missing, superfluous, of another length, or keyed by an unknown head.
-        TypeError: Something is of a type or dtype that cannot be trained on.
-    """
+    """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them."""
     if not gives_batches(x):
         return read_arrays(x, y, sample_weight, head_names)
     _refuse_beside_batches(x, y, sample_weight, batch_size)
     if hasattr(x, "element_spec"):
-        return read_dataset(x, head_names)
+        specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)
+        batch = unpack(specs, head_names)
+        check_batched(specs, f"a {type(x).__name__} of")
+        return Data(x, specs=open_batch_size(batch))
     if isinstance(x, keras.utils.Sequence):
         return read_sequence(x, head_names)
     if isinstance(x, Iterable):
@@ -56,13 +56,7 @@ def gives_batches(x: Dataset) -> bool:
 
 
 class Call(NamedTuple):
-    """A call of `fit` or `evaluate`, on its way to Keras.
-
-    Attributes:
-        data: The data.
-        others: The other arguments by name.
-        validation: The validation data of `fit`, if there are any.
-    """
+    """A call of `fit` or `evaluate`, on its way to Keras: its data, other arguments by name, and validation data if any."""
 
     data: Data
     others: Config
@@ -84,8 +78,15 @@ class Call(NamedTuple):
 
     def drawing_from(self, stream: RandomStream) -> Call:
         """The call whose batches draw global random numbers from a stream, if Python makes them."""
-        validation = None if self.validation is None else self.validation.drawing_from(stream)
-        return self._replace(data=self.data.drawing_from(stream), validation=validation)
+
+        def drawing(data: Data) -> Data:
+            batches = data.batches
+            over = None if batches is None else lambda shuffle: stream.over(partial(batches, shuffle))
+            return data._replace(batches=over)
+
+        return self._replace(
+            data=drawing(self.data), validation=None if self.validation is None else drawing(self.validation)
+        )
 
     def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
         """The call with batches that come in the same order in each process, each made when it is needed."""

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from multihead._data.arrays import as_arrays
 from multihead._data.data import Data, num_examples
-from multihead._ground.keras import spec_of_one_replica
 from multihead._ground.types import Dataset, Given, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
@@ -30,15 +29,7 @@ _ONE_BY_ONE = (
 )
 
 
-def read_dataset(x: Dataset, head_names: Sequence[str]) -> Data:
-    """A dataset of batches."""
-    specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)
-    batch = unpack(specs, head_names)
-    _check_batched(specs, f"a {type(x).__name__} of")
-    return Data(x, specs=open_batch_size(batch))
-
-
-def _check_batched(nest: Nested, received: str) -> None:
+def check_batched(nest: Nested, received: str) -> None:
     """Checks that all arrays, tensors or specs in a nest can have an axis of examples in common."""
     shapes = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(nest) if not is_absent(leaf)]
     shapes = [shape for shape in shapes if shape.rank is not None]
@@ -70,7 +61,7 @@ class _Completion:
 
     def _read(self, batch: Nested) -> Batch:
         named = Batch(*map(as_arrays, Batch._fields, unpack(batch, self._head_names)))
-        _check_batched(tuple(named), f"a {self._source} of")
+        check_batched(tuple(named), f"a {self._source} of")
         return named
 
     def _check_inputs(self, specs: Nested, other: Nested) -> None:

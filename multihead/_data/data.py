@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
-from multihead._ground.random import RandomStream
 from multihead._ground.types import Dataset, Given, Nested
 from multihead._ground.validation import is_number
 from multihead._update.batch import Batch, is_absent, rows
@@ -97,22 +96,6 @@ class Data(NamedTuple):
         options.autotune.enabled = False  # it would make maps parallel, and prefetch
         batches = batches.with_options(options)
         return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
-
-    def drawing_from(self, stream: RandomStream) -> Data:
-        """The data, whose batches draw global random numbers from a stream if Python makes them."""
-        batches = self.batches
-        return self if batches is None else self._replace(batches=lambda shuffle: stream.over(partial(batches, shuffle)))
-
-    def check_any(self) -> None:
-        """Checks that there is a batch, as far as that is known before one is drawn."""
-        size = num_examples(self.x) if self.is_arrays else self.length
-        if isinstance(self.x, tf.data.Dataset):
-            size = int(self.x.cardinality())
-        if size == 0:
-            raise ValueError(
-                f"`x` must yield at least one batch. Received: x of type {type(self.x).__name__} without examples. Check "
-                "its source: a file, a filter or a split may be empty."
-            )
 
     def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Given, seed: int | None) -> tf.data.Dataset:
         parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)

@@ -25,17 +25,11 @@ _ROWS_AT_ONCE = 2**16
 
 
 class Moments(NamedTuple):
-    """Statistics of labels, for each column or for all, as float64 tensors or arrays of one shape.
-
-    Attributes:
-        number: The number of labels.
-        mean: Their mean; 0 for none.
-        squares: The sum of their squared distances from the mean.
-    """
+    """Statistics of labels, for each column or for all, as float64 tensors or arrays of one shape."""
 
     number: Tensor
-    mean: Tensor
-    squares: Tensor
+    mean: Tensor  # 0 without labels
+    squares: Tensor  # the sum of squared distances from the mean
 
     def plus(self, other: Moments) -> Moments:
         """The statistics of the labels of both, as NumPy arrays."""

@@ -11,8 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from multihead._display.drawing import GREY, colour, cosine_matrix, heat_map, label_ends, lines, open_axis, title
-from multihead._display.tables import needed, plain
+from multihead._display.drawing import (
+    GREY,
+    colour,
+    cosine_matrix,
+    heat_map,
+    label_ends,
+    lines,
+    needed,
+    open_axis,
+    plain,
+    title,
+)
 from multihead._ground.types import Axis, Callback, Config, Given
 from multihead._ground.validation import nearest
 

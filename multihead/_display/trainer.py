@@ -10,27 +10,19 @@ import keras
 import tensorflow as tf
 
 from multihead import losses
-from multihead._display.drawing import GREY, colour, new_figure, title
-from multihead._display.tables import as_text, needed
+from multihead._display.drawing import GREY, as_text, colour, needed, new_figure, title
 from multihead._ground.layers import renamed
 from multihead._ground.types import Axis, Config, Figure, Function, Given, Trainer, Variable
 from multihead._method import Method
 
 
 class Part(NamedTuple):
-    """A module of a trainer.
-
-    Attributes:
-        name: `"encoder"`, or the head's name.
-        kind: The class of the module.
-        parameters: Its number of parameters; None before it is built.
-        size: The number of parameters, and of those that are trained, as text.
-    """
+    """The encoder or a head's module, its class, and its number of parameters, and of those that are trained."""
 
     name: str
     kind: str
-    parameters: int | None
-    size: str
+    parameters: int | None  # before it is built, none
+    size: str  # as text
 
     def __str__(self) -> str:
         return self.size if self.parameters is None else f"{self.size} parameters"

@@ -7,7 +7,6 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
@@ -77,17 +76,33 @@ def export_heads(
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
             step = generators[head.name]
-            own = None if step is None else head.in_units(call_users(step, head.read(representation)))
-            output = head.generate(representation) if step is None else own
+            if step is None:
+                output = head.generate(representation)
+            else:
+                output = head.in_units(call_users(step, head.read(representation)))
             step = finishers[head.name]
             output = output if step is None else call_module(step, output, training=False)
-            _add_outputs(outputs, output, head.name, by_head)
+            own = output if isinstance(output, Mapping) else {head.name: output}  # a dict keeps its keys
+            if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
+                raise ValueError(
+                    f"`postprocess` must return a tensor or a dict of tensors by name. Received: {output}. Pass a "
+                    "`postprocess` that converts the head's output to one."
+                )
+            prefix = f"{head.name}_" if by_head and isinstance(output, Mapping) else ""
+            twice = [f"{prefix}{key}" for key in own if f"{prefix}{key}" in outputs]
+            if twice:
+                raise ValueError(
+                    f"`postprocess` must lead to distinct names. Received: {twice[0]!r} twice, the second time of head "
+                    f"{head.name!r}. Rename a key."
+                )
+            outputs.update({f"{prefix}{key}": value for key, value in own.items()})
         return outputs
 
     steps: list[Given] = [preprocess, *generators.values(), *finishers.values()]
     steps += [part for head in heads for part in (head.module, head.scaling)]
     parts = [encoder, *(step for step in steps if step is not None)]
-    with _without_cudnn(parts):
+    layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]
+    with temporarily("use_cudnn", [(layer, False) for layer in layers]):  # kernels for GPUs alone would not run anywhere
         signature = graph_function(answer).get_concrete_function(**named)
     # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
     exported = tf.Module()
@@ -146,30 +161,6 @@ def _checked(given: Given, specs: Nested) -> Trainer:
             "Change its result; `to_tensor()` converts a ragged tensor to a dense one."
         )
     return given
-
-
-def _add_outputs(outputs: dict[str, tf.Tensor], output: Nested, name: str, by_head: bool) -> None:
-    """Adds a head's outputs to the signature's: a single tensor gets the head's name, a dict keeps its keys."""
-    own = output if isinstance(output, Mapping) else {name: output}
-    if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
-        raise ValueError(
-            f"`postprocess` must return a tensor or a dict of tensors by name. Received: {output}. Pass a `postprocess` "
-            "that converts the head's output to one."
-        )
-    for key, value in own.items():
-        full = f"{name}_{key}" if by_head and isinstance(output, Mapping) else key
-        if full in outputs:
-            raise ValueError(
-                f"`postprocess` must lead to distinct names. Received: {full!r} twice, the second time of head {name!r}. "
-                "Rename a key."
-            )
-        outputs[full] = value
-
-
-def _without_cudnn(parts: Sequence[Layer]) -> AbstractContextManager[None]:
-    """A context in which recurrent layers do not use GPU-only kernels, so that the export runs anywhere."""
-    layers = [layer for part in parts for layer in all_layers(part)]
-    return temporarily("use_cudnn", [(layer, False) for layer in layers if hasattr(layer, "use_cudnn")])
 
 
 def _tables(traced: Given, parts: Sequence[Layer]) -> list[Given]:

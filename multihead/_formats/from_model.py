@@ -20,32 +20,28 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
-from multihead._ground.types import Config, Given, Layer, Loss, Metric, Nested, Optimizer, Tensor
+from multihead._ground.types import Config, Given, Layer, Metric, Nested, Optimizer, Tensor
 from multihead._ground.validation import quoted
 
 
 class Parts(NamedTuple):
-    """A model in parts.
-
-    Attributes:
-        encoder: From the model's inputs to the representation: one tensor, or a dict of several.
-        heads: By the name of an output, the model from the representation to it, and what it reads of a dict; None: all.
-    """
+    """A model in parts: the encoder, from the inputs to the representation, which is one tensor or a dict of several."""
 
     encoder: keras.Model
-    heads: dict[str, tuple[Layer, Given]]
+    heads: dict[str, tuple[Layer, Given]]  # by output: from the representation to it, and what it reads of a dict; None: all
 
 
 def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
-    """Takes a functional model apart where its outputs' ways part, or at given layers.
-
-    Args:
-        model: The model.
-        representation: The names of the layers whose outputs are the representation. None: all that at least two outputs
-            depend on is the encoder.
-    """
+    """Takes a functional model apart where its outputs' ways part, or at the layers whose outputs are the representation."""
     outputs = _outputs_of(model)
-    _check_divided(outputs)
+    last = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
+    (alone,) = last.values() if len(last) == 1 else (None,)
+    if alone is not None and len(outputs_of(alone)) > 1:
+        name = layer_of(alone).name
+        raise ValueError(
+            f"`model` must divide into heads outside of nested models. Received: a model all of whose outputs come from "
+            f"layer {name!r}. Pass that model: `from_model(model.get_layer({name!r}))`."
+        )
     nodes = nodes_in_order(outputs.values())
     behind = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
@@ -53,7 +49,13 @@ def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
-    _check_shared(model, nodes, in_encoder)
+    layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
+    if not any(getattr(layer, "weights", None) for layer in layers):
+        raise ValueError(
+            "`model` must have layers with weights that at least two outputs depend on; they become the encoder. Received: "
+            f"{model.name!r}, whose outputs share only {quoted(layer.name for layer in layers)}. Train such outputs as "
+            "separate models, or pass `representation=` with the layers whose outputs the heads read."
+        )
     leaving = [tensor for node in nodes if id(node) not in in_encoder for tensor in inputs_of(node)]
     leaving = [tensor for tensor in (*leaving, *outputs.values()) if id(node_of(tensor)) in in_encoder]
     boundary = _keys({id(tensor): tensor for tensor in leaving}.values())
@@ -108,30 +110,6 @@ def _named(model: Layer, nodes: Sequence[Layer], names: str | Sequence[str]) -> 
     return [tensor for name in wanted for tensor in outputs_of(found[name])]
 
 
-def _check_shared(model: Layer, nodes: Sequence[Layer], in_encoder: set[int]) -> None:
-    """Checks that the encoder has weights."""
-    layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
-    if any(getattr(layer, "weights", None) for layer in layers):
-        return
-    raise ValueError(
-        "`model` must have layers with weights that at least two outputs depend on; they become the encoder. Received: "
-        f"{model.name!r}, whose outputs share only {quoted(layer.name for layer in layers)}. Train such outputs as separate "
-        "models, or pass `representation=` with the layers whose outputs the heads read."
-    )
-
-
-def _check_divided(outputs: Mapping[str, Tensor]) -> None:
-    """Checks that the heads are parts of their own."""
-    nodes = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
-    (node,) = nodes.values() if len(nodes) == 1 else (None,)
-    if node is not None and len(outputs_of(node)) > 1:
-        layer = layer_of(node)
-        raise ValueError(
-            f"`model` must divide into heads outside of nested models. Received: a model all of whose outputs come from "
-            f"layer {layer.name!r}. Pass that model: `from_model(model.get_layer({layer.name!r}))`."
-        )
-
-
 def _keys(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     """Symbolic tensors by unique names: those of their layers, with a number where a layer returns several."""
     found: dict[str, Tensor] = {}
@@ -150,16 +128,12 @@ def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[La
     reads = None if len(boundary) == 1 else keys if len(keys) > 1 else keys[0]
     if not nodes:  # the output is part of the representation
         return keras.layers.Identity(dtype=output.dtype, name=name), reads
-    inputs = [_input_like(boundary[key]) for key in keys]
+    inputs = [keras.Input(batch_shape=tuple(boundary[key].shape), dtype=boundary[key].dtype) for key in keys]
     tensors = {id(boundary[key]): new for key, new in zip(keys, inputs)}
     for node in nodes:
         tensors.update({id(old): new for old, new in zip(outputs_of(node), called_again(node, tensors))})
     module = keras.Model(inputs[0] if len(inputs) == 1 else inputs, tensors[id(output)], name=name)
     return with_masks_of_layers(module), reads
-
-
-def _input_like(tensor: Tensor) -> Tensor:
-    return keras.Input(batch_shape=tuple(tensor.shape), dtype=tensor.dtype)
 
 
 def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
@@ -173,25 +147,26 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
     found = {}
     metrics = [_metrics_of(model, argument, options.get(argument)) for argument in ("metrics", "weighted_metrics")]
     for place, (name, output) in enumerate(zip(names, model.output_names)):
-        of_output = [_copied(metric, output) for each in metrics for metric in each[place] if metric is not None]
-        by_name = {getattr(metric, "name", metric): metric for metric in of_output}
-        found[name] = {"loss": _named_loss(model, place, losses[place]), "metrics": list(by_name.values())}
-        if losses[place] is not None:
+        by_name = {}
+        for metric in (metric for each in metrics for metric in each[place] if metric is not None):
+            if isinstance(metric, keras.metrics.Metric):  # Keras 2 puts the name of the output in front
+                as_before = {**metric.get_config(), "name": metric.name.removeprefix(f"{output}_")}
+                metric = type(metric).from_config(as_before)
+            by_name[getattr(metric, "name", metric)] = metric
+        loss = losses[place]
+        if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):  # Keras 3 chooses one by the shapes
+            if tf.nest.flatten(model.output)[place].shape[-1] != 1:
+                raise ValueError(
+                    "`model` must be compiled with a loss that does not depend on its targets. Received: "
+                    f"loss={loss!r} for output {list(_outputs_of(model))[place]!r}. Call `model.compile` with "
+                    "'sparse_categorical_crossentropy' for class numbers, or 'categorical_crossentropy' for a column per "
+                    "class."
+                )
+            loss = "binary_crossentropy"
+        found[name] = {"loss": loss, "metrics": list(by_name.values())}
+        if loss is not None:
             found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
     return found
-
-
-def _named_loss(model: Layer, place: int, loss: Loss) -> Loss:
-    """The loss of an output; a binary crossentropy for the short name with which Keras 3 chooses one by the shapes."""
-    if not isinstance(loss, str) or loss.lower() not in ("crossentropy", "ce"):
-        return loss
-    if tf.nest.flatten(model.output)[place].shape[-1] == 1:
-        return "binary_crossentropy"
-    raise ValueError(
-        f"`model` must be compiled with a loss that does not depend on its targets. Received: loss={loss!r} for output "
-        f"{list(_outputs_of(model))[place]!r}. Call `model.compile` with 'sparse_categorical_crossentropy' for class "
-        "numbers, or 'categorical_crossentropy' for a column per class."
-    )
 
 
 def optimizer_of(model: Layer) -> Optimizer:
@@ -203,11 +178,7 @@ def optimizer_of(model: Layer) -> Optimizer:
 def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:
     """What `compile` was given for each output of a model, in the order of `tf.nest.flatten`; None for no output.
 
-    Args:
-        model: The model.
-        argument: The argument of `compile`.
-        given: A dict by name, or by key, of an output; a list or the structure of the outputs; or one value.
-        for_all: Whether one value is for all outputs.
+    That is a dict by name, or by key, of an output; a list or the structure of the outputs; or one value, maybe `for_all`.
     """
     flat = tf.nest.flatten(model.output)
     places = dict(zip(_keys(flat), range(len(flat))))
@@ -247,10 +218,3 @@ def _metrics_of(model: Layer, argument: str, given: Given) -> list[list[Metric]]
     else:
         found = [given] * count
     return [list(each) if isinstance(each, (list, tuple)) else [] if each is None else [each] for each in found]
-
-
-def _copied(metric: Metric, output: str) -> Metric:
-    """A copy of a metric, under the name that it had before Keras 2 put that of the output in front."""
-    if not isinstance(metric, keras.metrics.Metric):
-        return metric
-    return type(metric).from_config({**metric.get_config(), "name": metric.name.removeprefix(f"{output}_")})

@@ -60,20 +60,10 @@ def _encoded(callback: Callback, place: int) -> dict[str, tuple[Given, dict[str,
     for name, value in state.items():
         own: dict[str, np.ndarray] = {}
         if name not in _LEFT_OUT:
-            value = np.asarray(tensor_variable(value)) if _is_variable(value) else value
+            value = np.asarray(tensor_variable(value)) if isinstance(tensor_variable(value), tf.Variable) else value
             with suppress(_NoData):
                 found[name] = _encode(value, own, f"callback/{place}/{name}"), own
     return found
-
-
-def _is_variable(value: Given) -> bool:
-    return isinstance(tensor_variable(value), tf.Variable)
-
-
-def _is_same(one: Given, other: Given) -> bool:
-    if one is None or other is None or repr(one[0]) != repr(other[0]):
-        return False
-    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one[1].values(), other[1].values()))
 
 
 class CallbackStates:
@@ -89,7 +79,10 @@ class CallbackStates:
         for place, (callback, first) in enumerate(zip(self._callbacks, self._first)):
             state = {}
             for name, (value, own) in _encoded(callback, place).items():
-                if hasattr(callback, "get_run_state") or not _is_same((value, own), first.get(name)):
+                before, of_before = first.get(name, (None, {}))
+                is_same = name in first and repr(value) == repr(before)
+                is_same &= all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(own.values(), of_before.values()))
+                if hasattr(callback, "get_run_state") or not is_same:
                     state[name] = value
                     arrays.update(own)
             saved.append({"class": type(callback).__name__, "state": state})
@@ -111,7 +104,7 @@ class CallbackStates:
                 choose_direction(callback)
             for attribute, value in state.items():
                 present = vars(callback).get(attribute)
-                if _is_variable(present):
+                if isinstance(tensor_variable(present), tf.Variable):
                     tensor_variable(present).assign(value)
                 else:
                     vars(callback)[attribute] = value

@@ -14,7 +14,7 @@ import numpy as np
 from multihead._ground.replicas import is_chief
 from multihead._ground.types import Config, Logs, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
-from multihead._runs.snapshot import Snapshot, read, side_by_side, write
+from multihead._runs.snapshot import Snapshot, read, write
 from multihead._runs.variables import assign, describe, values_of, variables_of
 
 _FILE = "run.checkpoint"
@@ -131,8 +131,11 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is strict.
         """
-        table = side_by_side(saved, present)
-        text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n{table}\n"
+        names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
+        rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        table = (f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)
+        text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n" + "\n".join(table) + "\n"
         if self.strict:
             raise ValueError(f"{text}{remedy}, choose another folder, or pass `strict=False` to load what fits.")
         warnings.warn(f"{text}What differs is not loaded.", RuntimeWarning, stacklevel=2)

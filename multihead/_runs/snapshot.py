@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,12 +28,7 @@ _EXCLUSIVE_OR_ERROR = 2 | 4  # `LOCK_EX | LOCK_NB` of fcntl, which is not there 
 
 
 class Snapshot(NamedTuple):
-    """The contents of a checkpoint.
-
-    Attributes:
-        description: The part that can be written as JSON.
-        arrays: Arrays by name.
-    """
+    """The contents of a checkpoint: what can be written as JSON, and arrays by name."""
 
     description: Config
     arrays: dict[str, np.ndarray]
@@ -94,14 +89,6 @@ def read(path: Path) -> Snapshot:
 
 def _refusal(path: Path, received: str, remedy: str) -> str:
     return f"The checkpoint must be a whole file of this library. Received: {path}, {received}. {remedy}."
-
-
-def side_by_side(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
-    """A table of the entries that differ: of the checkpoint on the left, of the trainer on the right."""
-    names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
-    rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)
 
 
 def replace_text(path: Path, text: str) -> None:

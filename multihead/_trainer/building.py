@@ -31,15 +31,10 @@ from multihead.telemetry._logs import LogMetrics
 
 @dataclass(frozen=True)
 class Setup:
-    """What a user has decided about a trainer.
-
-    Attributes:
-        heads: The heads, in the order in which they were added.
-        options: The options of `compile`; None before it, and again after `add_head` and `remove_head`.
-    """
+    """What a user has decided about a trainer: its heads in order, and the options of `compile`."""
 
     heads: tuple[NamedHead, ...] = ()
-    options: CompileOptions | None = None
+    options: CompileOptions | None = None  # none before `compile`, and again after `add_head` and `remove_head`
 
     @property
     def trained(self) -> tuple[NamedHead, ...]:
@@ -63,12 +58,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Built:
-    """A trainer that is built and compiled.
-
-    Attributes:
-        spec: How updates are computed.
-        logs: The metrics behind the logs.
-    """
+    """A trainer that is built and compiled: how updates are computed, and the metrics behind the logs."""
 
     spec: UpdateSpec
     logs: LogMetrics
@@ -94,7 +84,13 @@ def build(
     options.head_schedule.build((len(heads),))
     network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured)
     if balancer is not None:
-        balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
+        rows: Nested = (len(heads), None)  # of one matrix, or of all gradient tensors if it needs the gradients
+        if "gradients" in balancer.uses:
+            sizes = [None] * shapes.num_leaves
+            if options.balance_at == "parameters":
+                sizes = [variable.shape.num_elements() for variable in network.encoder_tensors]
+            rows = [(len(heads), size) for size in sizes]
+        balancer.build(rows)
     if earlier is None:
         _warn_of_reads(heads, known, are_balanced=balancer is not None and options.balance_at == "representation")
         built = build_optimizer(optimizer, network.variables.all)
@@ -172,13 +168,3 @@ def _way(balancer: Balancer | None, options: CompileOptions) -> Way:
         return Summed(None, measure)
     is_single = options.micro_batches * options.gradient_accumulation_steps == 1
     return CombinedFirst(balancer, measure) if is_single else PassPerHead(balancer, measure)
-
-
-def _shapes_of_rows(network: Network, balancer: Balancer, balance_at: str, num_leaves: int) -> Nested:
-    """The shapes to build a balancer for: of one matrix, or of all gradient tensors if it needs the gradients."""
-    num_heads = len(network.heads)
-    if "gradients" not in balancer.uses:
-        return (num_heads, None)
-    if balance_at == "representation":
-        return [(num_heads, None)] * num_leaves
-    return [(num_heads, variable.shape.num_elements()) for variable in network.encoder_tensors]

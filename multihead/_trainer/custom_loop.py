@@ -87,25 +87,10 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
         return self._update
 
 
-def pairs_of(network: Network, update: Update) -> ComputedGradients:
-    """The gradients of an update that is not applied yet. Run eagerly, idle heads have None for each variable."""
-    gradients = update.gradients.all
-    if tf.executing_eagerly():
-        active = update.active.numpy()
-        gradients = [gradient if active[of].any() else None for gradient, of in zip(gradients, network.owners)]
-    pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
-    for pair in pairs:
-        pair.update = update
-    return ComputedGradients(pairs, update, [head.name for head in network.heads])
-
-
 def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
-    """The update that pairs of gradient and variable make.
+    """The update that pairs of gradient and variable make, after `step` updates.
 
-    Args:
-        network: The network.
-        grads_and_vars: The pairs. If those of `pairs_of` among them are of one update, they are applied as that update.
-        step: The number of updates applied so far.
+    If pairs of `compute_gradients` among them are of one update, all are applied as that update.
     """
     pairs = list(grads_and_vars)
     given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
@@ -133,24 +118,18 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
 
 
 def _active_by_gradients(network: Network, gradients: ByOwner) -> tf.Tensor:
-    """Which heads gradients of unknown origin train: those with one that is not zero for a variable of their own.
+    """`[num_heads]`: which heads gradients of unknown origin train: those with one that is not zero for an own variable.
 
     A head counts by the variables that no other head trains, if it has any; without variables it is active.
-
-    Returns:
-        `[num_heads]` booleans.
     """
     active = []
     for k, positions in enumerate(network.own):
         alone = [i for i in positions if not any(i in others for j, others in enumerate(network.own) if j != k)]
         of_head = [gradients.heads[i] for i in alone or positions]
-        found = [tf.reduce_any(tf.not_equal(_values(each), 0)) for each in of_head if each is not None]
+        values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in of_head if each is not None]
+        found = [tf.reduce_any(tf.not_equal(tf.convert_to_tensor(each), 0)) for each in values]
         active.append(tf.reduce_any(found) if found else tf.constant(not of_head))
     return tf.stack(active)
-
-
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
 class CustomLoops(TrainerState):
@@ -182,7 +161,14 @@ class CustomLoops(TrainerState):
         batches = [self._prepared(each) for each in batches_of_update(batch, options.gradient_accumulation_steps)]
         with self._at_step() as spec:
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
-        return pairs_of(spec.network, update)
+        network, gradients = spec.network, update.gradients.all
+        if tf.executing_eagerly():
+            active = update.active.numpy()
+            gradients = [each if active[of].any() else None for each, of in zip(gradients, network.owners)]
+        pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
+        for pair in pairs:
+            pair.update = update
+        return ComputedGradients(pairs, update, [head.name for head in network.heads])
 
     @errors_in_words()
     def head_gradients(self, batch: Nested, at: str = "representation") -> HeadGradients:

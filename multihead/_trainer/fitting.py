@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multihead._data.arguments import Call, read_call
 from multihead._data.arrays import read_arrays
-from multihead._data.data import Data
+from multihead._data.data import Data, num_examples
 from multihead._data.scaling import fit_scalings, unknown
 from multihead._data.windows import batches_of_update
 from multihead._ground.keras import ProgressLine, callbacks_of, steps_at_once
@@ -62,7 +62,14 @@ class FittedTrainer(TrainerState):
 
     def _build_for(self, data: Data) -> None:
         """Builds what training data require, as far as they are known before the first batch."""
-        data.check_any()
+        size = num_examples(data.x) if data.is_arrays else data.length
+        if isinstance(data.x, tf.data.Dataset):
+            size = int(data.x.cardinality())
+        if size == 0:
+            raise ValueError(
+                f"`x` must yield at least one batch. Received: x of type {type(data.x).__name__} without examples. Check "
+                "its source: a file, a filter or a split may be empty."
+            )
         if data.specs is not None:
             check_every_head(data.specs.targets, self._setup.trained)
             self._build(data.specs, data)
@@ -263,16 +270,9 @@ class FittedTrainer(TrainerState):
 
 
 class StepFunction:
-    """A step of Keras, one function for each plan.
+    """A step of Keras, one function for each plan, which `make` makes, not traced yet; `plan` is that of the next steps.
 
     Keras would trace it for tensors of unknown rank if it were called with data of other ranks, so these drop the functions.
-
-    Args:
-        trainer: The trainer.
-        make: Makes the function for a plan, which is not traced yet.
-
-    Attributes:
-        plan: What the next steps can rely on.
     """
 
     def __init__(self, trainer: Trainer, make: Callable[[Plan], Step]) -> None:

@@ -111,7 +111,12 @@ def trace_predictions(
                         f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
                         f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
                     )
-        return Shapes(specs, found, len(representation.leaves)), tf.nest.map_structure(_spec_of_rows, representation.nest)
+        leaves = [
+            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
+            for leaf in tf.nest.flatten(representation.nest)
+        ]
+        shapes = Shapes(specs, found, len(representation.leaves))
+        return shapes, tf.nest.pack_sequence_as(representation.nest, leaves)
 
     def trace() -> tuple[Shapes, Nested]:
         results: list[tuple[Shapes, Nested] | ValueError] = []
@@ -138,7 +143,11 @@ def trace_predictions(
             shapes, representation = forward(sample.inputs, sample.targets)
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
         return trace()
-    sizes, of_pairs = _open_sizes(specs, sample), {int(batch_size(sample.inputs))}
+    sizes, of_pairs = set[int](), {int(batch_size(sample.inputs))}  # what the specs leave open, besides the first axis
+    for spec, value in zip(tf.nest.flatten(tuple(specs)), tf.nest.flatten(tuple(sample))):
+        if spec is not None and spec.shape.rank:
+            own = value.bounding_shape() if isinstance(value, tf.RaggedTensor) else tf.shape(value)
+            sizes |= {int(size) for size, given in zip(own[1:], spec.shape[1:]) if given is None}
     predictions = {}
     for head in (head for head in heads if head.name in shapes.predictions):
         found = shapes.predictions[head.name]
@@ -174,9 +183,7 @@ class _Reading:
     """Finds the trainable variables that are read within this context.
 
     In a graph it looks at the operations, since tapes are paused where variables are created (`tf.init_scope`).
-
-    Args:
-        watched: The tensors for which `depend` can be asked.
+    `watched` are the tensors for which `depend` can be asked.
     """
 
     def __init__(self, watched: Sequence[tf.Tensor] = ()) -> None:
@@ -212,21 +219,6 @@ class _Reading:
             return [False] * len(self._watched)
         gradient = self._tape.gradient if self._tape else tf.gradients
         return [each is not None for each in gradient(result, self._watched)]
-
-
-def _open_sizes(specs: Batch, sample: Batch) -> set[int]:
-    """The sizes that a sample has along axes, except the first, which the specs leave open."""
-    found: set[int] = set()
-    for spec, value in zip(tf.nest.flatten(tuple(specs)), tf.nest.flatten(tuple(sample))):
-        if spec is not None and spec.shape.rank:
-            sizes = value.bounding_shape() if isinstance(value, tf.RaggedTensor) else tf.shape(value)
-            found |= {int(size) for size, given in zip(sizes[1:], spec.shape[1:]) if given is None}
-    return found
-
-
-def _spec_of_rows(leaf: Tensor) -> Nested:
-    is_dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank
-    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if is_dense else leaf
 
 
 def _trace_head(

@@ -38,8 +38,6 @@ from multihead._ground.validation import (
     quoted,
 )
 from multihead._update.faults import ON_NONFINITE
-from multihead.balancing import Balancer
-from multihead.balancing._kinds import every
 from multihead.heads import Head
 from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
@@ -56,8 +54,7 @@ INSTEAD = {
 
 _ONE = (
     "Pass one optimizer, which trains everything; `encoder_learning_rate_multiplier=` of `compile` and "
-    "`learning_rate_multiplier=` of `add_head` "
-    "are factors of its learning rate by part."
+    "`learning_rate_multiplier=` of `add_head` are factors of its learning rate by part."
 )
 _BY_NAME = {
     "SGDW": "Use keras.optimizers.SGD(weight_decay=...).",
@@ -194,10 +191,6 @@ class CompileOptions:
         options = {"run_eagerly": bool(self.run_eagerly), "steps_per_execution": self.steps_per_execution}
         return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
 
-    def balancer_to_use(self) -> Balancer | None:
-        """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
-        return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
-
     def _check_balancer(self) -> None:
         """Checks that the balancer, if it needs gradients and not only inner products, can be used with the options."""
         name = type(self.balancer).__name__
@@ -224,29 +217,6 @@ class CompileOptions:
             )
 
 
-def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
-    """Warns of options, and of weights of heads, that do not change training."""
-    table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
-        ("balance_at", "representation", "`balancer`", options.balancer is not None),
-        ("balance_every", 1, "`balancer`", options.balancer is not None),
-        ("layers_every", 100, '`telemetry="full"`', options.telemetry == "full"),
-    ]
-    for name, default, needed, is_there in table:
-        if (value := getattr(options, name)) != default and not is_there:
-            text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
-            warnings.warn(text, UserWarning, stacklevel=4)
-    weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
-    invariant = [each for each in (options.weighting, options.balancer) if each is not None and each.scale_invariant]
-    if weighted and invariant:
-        warnings.warn(
-            "The weights of heads do not change the direction of the encoder's update with "
-            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a "
-            "method that depends on them, such as UPGrad.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
 def check_compile(
     optimizer: Optimizer, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
 ) -> tuple[Optimizer, CompileOptions]:
@@ -269,7 +239,25 @@ def check_compile(
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
                 "`gradient_accumulation_steps`, which compares the rows of each batch."
             )
-    _warn_of_idle(checked, heads)
+    table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
+        ("balance_at", "representation", "`balancer`", checked.balancer is not None),
+        ("balance_every", 1, "`balancer`", checked.balancer is not None),
+        ("layers_every", 100, '`telemetry="full"`', checked.telemetry == "full"),
+    ]
+    for name, default, needed, is_there in table:
+        if (value := getattr(checked, name)) != default and not is_there:
+            text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
+            warnings.warn(text, UserWarning, stacklevel=3)
+    weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
+    invariant = [each for each in (checked.weighting, checked.balancer) if each is not None and each.scale_invariant]
+    if weighted and invariant:
+        warnings.warn(
+            "The weights of heads do not change the direction of the encoder's update with "
+            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a "
+            "method that depends on them, such as UPGrad.",
+            UserWarning,
+            stacklevel=3,
+        )
     core = optimizer_core(optimizer)
     decays = {f"weight_decay_multiplier of head {head.name!r}": head.weight_decay_multiplier for head in heads}
     for argument, rate in {"encoder_weight_decay_multiplier": checked.encoder_weight_decay_multiplier, **decays}.items():

@@ -12,17 +12,7 @@ from multihead._ground.types import Given, Trainer
 
 
 class Best:
-    """The best value so far, by the rules of Keras's `EarlyStopping`.
-
-    Args:
-        mode: `"min"` or `"max"`.
-        min_delta: The smallest change that is an improvement.
-
-    Attributes:
-        value: The best value, or None.
-        epoch: Its epoch, or None.
-        wait: The number of epochs since then.
-    """
+    """The best value so far, its epoch, and the epochs since then, by the rules of Keras's `EarlyStopping`."""
 
     def __init__(self, mode: str, min_delta: float = 0.0) -> None:
         self._sign, self._min_delta = (1 if mode == "max" else -1), abs(min_delta)

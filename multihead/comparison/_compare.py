@@ -12,7 +12,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
 from multihead._ground.types import Config, Dataset, Function, Given, Optimizer, Rate, Trainer
 from multihead._ground.validation import check_positive_whole
 from multihead.comparison._data import VALIDATION
@@ -155,6 +155,7 @@ class _Steps:
     def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, each: Each, verbose: int) -> None:
         self._study, self._variants, self._lines, self._each, self._verbose = study, variants, lines, each, verbose
         self._metrics: dict[str, list[str]] = {}
+        self._signs: dict[str, float] = {}
         self._judged: list[str] = []  # the heads by which a variant's rates are chosen
         self._baselines: dict[str, float] = {}  # the metric of each head alone on the tuning seeds
         self._total = self._known = self._done = 0  # updates of runs
@@ -168,6 +169,7 @@ class _Steps:
         ((_, probed),) = self._each(probe, [(first, metrics)])
         self._lines.begin(settings_of(study, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
+        self._signs = {head: 1.0 if direction == "max" else -1.0 for head, (_, direction) in self._metrics.items()}
         few = probed["few_labels"]
         if few != (last_of(self._lines.lines, "few_labels") or {}):
             self._lines.append({"few_labels": few})
@@ -244,7 +246,7 @@ class _Steps:
                     )
                 best = int(np.nanargmax(scores))
                 if job.head:
-                    self._baselines[job.head] = scores[best] * self._sign(job.head)
+                    self._baselines[job.head] = scores[best] * self._signs[job.head]
                 tried = [tried[best]]
             own = {"head_rates": dict(job.head_rates)} if job.head_rates else {}
             line = {"chosen": job.label, "rate": tried[0].rate, "rates": list(rates), **own}
@@ -256,18 +258,15 @@ class _Steps:
     def _score(self, lines: Sequence[Line]) -> float:
         """The mean metric of a single-task model, signed so that higher is better; the mean delta-m for several heads."""
         if head := lines[0]["head"]:
-            return self._sign(head) * self._mean(lines, head)
+            return self._signs[head] * self._mean(lines, head)
         values = np.array([[self._mean(lines, head)] for head in self._judged])
         baselines = np.array([[self._baselines[head]] for head in self._judged])
-        return float(relative_changes(values, baselines, np.array([*map(self._sign, self._judged)]))[0])
+        return float(relative_changes(values, baselines, np.array([self._signs[head] for head in self._judged]))[0])
 
     def _mean(self, lines: Sequence[Line], head: str) -> float:
         """The mean of a head's metric on the validation data over runs; NaN if one of them has none."""
         values = [line["metrics"].get(VALIDATION, {}).get(self._metrics[head][0]) for line in lines]
         return math.nan if None in values else float(np.mean(values))
-
-    def _sign(self, head: str) -> float:
-        return 1.0 if self._metrics[head][1] == "max" else -1.0
 
     def _run(self, jobs: Iterable[Job]) -> None:
         """Computes the runs that are not known, and checks that runs of a seed had the same start and order."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._data.data import digest_of
 from multihead._ground.calls import as_is
-from multihead._ground.types import Config, Dataset, Given, Nested, Tensor
+from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -141,8 +141,5 @@ class Feed:
         order = generator.permutation(size)
         for start in range(0, size, self._batch_size):
             rows = order[start : start + self._batch_size]
-            yield tf.nest.map_structure(lambda leaf, rows=rows: _rows(leaf, rows), self._part)
-
-
-def _rows(leaf: Tensor, rows: np.ndarray) -> Tensor:
-    return tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows]
+            leaves = (tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows] for leaf in tf.nest.flatten(self._part))
+            yield tf.nest.pack_sequence_as(self._part, list(leaves))

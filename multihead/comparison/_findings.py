@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
 from multihead._ground.types import Given
 from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
@@ -86,14 +86,6 @@ def cost_of(variant: str, updates: Mapping[str, int], costs: Mapping[str, Mappin
     return None if found is None else found["update"] * updates[variant] / updates[ALONE]
 
 
-def costs_of(
-    variants: Iterable[str], updates: Mapping[str, int], costs: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """By variant, what it takes to train it: the measured time if it is known of all, otherwise the number of updates."""
-    times = {variant: cost_of(variant, updates, costs) for variant in variants}
-    return {name: updates[name] if time is None or None in times.values() else time for name, time in times.items()}
-
-
 def harms(values: np.ndarray, alone: np.ndarray, signs: np.ndarray) -> bool:
     """Whether a head of a variant is worse than alone beyond its interval; the arguments are as in `relative_changes`."""
     return any(difference_of(each).verdict == "worse" for each in signs[:, None] * (values - alone))
@@ -143,17 +135,17 @@ def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
     count = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
     arrows = {"max": "↑", "min": "↓"}
     columns = [f"{found.metrics[head]} {arrows[found.directions[head]]}" for head in found.heads]
-    values = [
-        [*_of_training(found, name), *(_spread(found.values(name, h)) for h in found.heads)] for name in found.variants
-    ]
-    differences = [
-        [
-            name,
-            *(_interval(found.difference(name, head)) for head in found.heads),
-            _interval(found.delta_m(name), percent=True),
-        ]
-        for name in joint_of(found)
-    ]
+    values, differences = [], []
+    for name in found.variants:
+        labels = [f"{head} {ALONE}" for head in found.heads] if name == ALONE else [name]
+        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(found.rates[label] for label in labels))
+        rates = f"{rates}; heads as alone" if name in found.head_rates else rates
+        cost = cost_of(name, found.updates, found.costs)
+        of_training = [name, f"{found.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
+        values.append([*of_training, *(_spread(found.values(name, head)) for head in found.heads)])
+        if name != ALONE:
+            against = [_interval(found.difference(name, head)) for head in found.heads]
+            differences.append([name, *against, _interval(found.delta_m(name), percent=True)])
     return [
         (
             f"On the {found.split} data: mean ± standard deviation over {count}",
@@ -166,15 +158,6 @@ def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
             differences,
         ),
     ]
-
-
-def _of_training(found: Given, variant: str) -> list[str]:
-    """The variant, its number of updates, the cost relative to the single-task models, and the learning rate."""
-    labels = [f"{head} {ALONE}" for head in found.heads] if variant == ALONE else [variant]
-    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(found.rates[label] for label in labels))
-    cost = cost_of(variant, found.updates, found.costs)
-    rates = f"{rates}; heads as alone" if variant in found.head_rates else rates
-    return [variant, f"{found.updates[variant]:,}", "" if cost is None else f"{cost:.2f}", rates]
 
 
 def _spread(values: np.ndarray) -> str:
@@ -193,23 +176,27 @@ def _interval(difference: Difference, *, percent: bool = False) -> str:
     return f"{mean} ({low} to {high})" if np.isfinite(difference.low) else mean
 
 
-def verdict_of(found: Given, favoured: str | None, *, is_harmful: bool) -> list[str]:
-    """One or two sentences: whether sharing is as good as a model for each head, and the variant that is favoured, if any.
-
-    `is_harmful` says whether a head is worse than alone with that variant on the validation data.
-    """
-    if favoured is None or len(joint_of(found)) < 2 or len(found.seeds) < 2:
-        return [_answer(found)]
-    return [_answer(found), _of_favoured(found, favoured, is_harmful)]
-
-
 def findings_of(found: Given) -> list[str]:
     """Sentences: each variant against the single-task models, costs, and what to be careful about."""
-    against = [_against_alone(found, variant) for variant in joint_of(found)]
-    return [*against, *(_of_cost(name, costs, len(found.heads)) for name, costs in found.costs.items()), *_cautions(found)]
+    words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
+    for variant in joint_of(found):
+        each = [(head, found.difference(variant, head)) for head in found.heads]
+        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {_interval(one)}" for head, one in each]
+        delta_m = _interval(found.delta_m(variant), percent=True)
+        words.append(f"{variant!r} against each head alone: {'; '.join(texts)}; delta-m {delta_m}.")
+    for variant, costs in found.costs.items():
+        update, serve = costs["update"], costs["serve"]
+        size = f" It has {plain(costs['size'])} times their parameters." if "size" in costs else ""
+        runs_once = ", because the encoder runs once" if serve < 1 else ""
+        words.append(
+            f"An update of {variant!r} takes {plain(update)} of the time in which each of the {len(found.heads)} "
+            f"single-task models makes one, so in the same time it makes {plain(1 / update)} times as many. A prediction "
+            f"for all heads takes {plain(serve)} of the time of theirs{runs_once}.{size}"
+        )
+    return [*words, *_cautions(found)]
 
 
-def _answer(found: Given) -> str:
+def answer_of(found: Given) -> str:
     """Whether a variant is as good as the single-task models on all heads."""
     at_equal_cost = [variant for variant in joint_of(found) if variant.endswith(AT_EQUAL_COST)]
     at, shown = ("at equal cost", at_equal_cost) if at_equal_cost else ("in as many updates", joint_of(found))
@@ -229,7 +216,7 @@ def _answer(found: Given) -> str:
     )
 
 
-def _of_favoured(found: Given, variant: str, is_harmful: bool) -> str:
+def favoured_of(found: Given, variant: str, *, is_harmful: bool) -> str:
     """The variant that the validation data favour, and what it is on the test data."""
     verdicts = [found.difference(variant, head).verdict for head in found.heads]
     there = ", though with it one head at least is worse than alone there" if is_harmful else ""
@@ -240,26 +227,6 @@ def _of_favoured(found: Given, variant: str, is_harmful: bool) -> str:
         f"{choice}. On the test data, which had no part in that choice, "
         f"{verdicts.count('better')} of {len(found.heads)} heads are better and {verdicts.count('worse')} worse than alone, "
         f"delta-m {_interval(found.delta_m(variant), percent=True)}."
-    )
-
-
-def _against_alone(found: Given, variant: str) -> str:
-    words = []
-    for head in found.heads:
-        each = found.difference(variant, head)
-        verdict = {"within noise": "within the noise of seeds", "unknown": "not comparable"}.get(each.verdict, each.verdict)
-        words.append(f"{verdict} on {head!r}, {_interval(each)}")
-    delta_m = _interval(found.delta_m(variant), percent=True)
-    return f"{variant!r} against each head alone: {'; '.join(words)}; delta-m {delta_m}."
-
-
-def _of_cost(variant: str, costs: Mapping[str, float], heads: int) -> str:
-    update, serve = costs["update"], costs["serve"]
-    size = f" It has {plain(costs['size'])} times their parameters." if "size" in costs else ""
-    return (
-        f"An update of {variant!r} takes {plain(update)} of the time in which each of the {heads} single-task models makes "
-        f"one, so in the same time it makes {plain(1 / update)} times as many. A prediction for all heads takes "
-        f"{plain(serve)} of the time of theirs{', because the encoder runs once' if serve < 1 else ''}.{size}"
     )
 
 

@@ -14,7 +14,7 @@ from multihead import losses, scaling
 from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 from multihead.comparison._data import TEST, TRAIN, VALIDATION, Feed, batches_per_epoch, is_endless
-from multihead.comparison._run import build_argument, built, fit_nothing, start
+from multihead.comparison._run import built, fit_nothing, start
 from multihead.comparison._study import Job, Study, as_text
 from multihead.heads import Head
 
@@ -101,7 +101,7 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
     """The digests of `start` of a variant, so that options that do not suit it are errors before the first run."""
     if job.variant.build is None:
         return start(study, job)[2]
-    argument = build_argument(job.variant)
+    argument = job.variant.build_argument
     one, other = built(study, replace(job.variant, build=None)), built(study, job.variant)
     if other is built(study, job.variant):
         raise ValueError(
@@ -114,7 +114,15 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
     for name, head in one.heads.items():
-        both = _judged(head), _judged(other.heads[name])
+        both = [
+            {
+                "loss": "None" if each.loss is None else losses.get(each.loss).name,
+                "metrics": as_text([getattr(metric, "name", metric) for metric in each.metrics]),
+                "target_scaling": as_text(None if each.target_scaling is None else type(scaling.get(each.target_scaling))),
+                "ignore_label": as_text(each.ignore_label),
+            }
+            for each in (head, other.heads[name])
+        ]
         differ = [key for key in both[0] if both[0][key] != both[1][key]]
         if differ:
             shown = "; ".join(f"{key}: {each[key]}" for key in differ for each in both)
@@ -129,17 +137,6 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
             "weights the second time. Make all layers in it, and let nothing depend on the time or on other files."
         )
     return first
-
-
-def _judged(head: Head) -> dict[str, str]:
-    """What a head's metrics depend on besides its predictions, as text by name."""
-    scaled = scaling.get(head.target_scaling)
-    return {
-        "loss": "None" if head.loss is None else losses.get(head.loss).name,
-        "metrics": as_text([getattr(metric, "name", metric) for metric in head.metrics]),
-        "target_scaling": as_text(None if scaled is None else type(scaled)),
-        "ignore_label": as_text(head.ignore_label),
-    }
 
 
 def few_labels(heads: Mapping[str, Head], part: Dataset) -> dict[str, int]:

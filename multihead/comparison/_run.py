@@ -56,7 +56,19 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
     heads = list(trainer.heads)
     check_head_names(f"variants[{job.variant.name!r}]['weights']", job.variant.weights, heads)
     check_targets(parts, heads)
-    _give_rates(trainer, job)
+    given = dict(trainer.heads)
+    for name, rate in job.head_rates.items():
+        multiplier = given[name].learning_rate_multiplier
+        if not is_number(multiplier):
+            raise ValueError(
+                f"`variants[{job.variant.name!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. "
+                f"Received: head {name!r} with learning_rate_multiplier={multiplier!r}. Remove `head_rates`, or give the "
+                "head a number."
+            )
+        given[name] = replace(given[name], learning_rate_multiplier=multiplier * rate / job.rate)
+    for name, head in given.items() if job.head_rates else ():
+        trainer.remove_head(name)
+        trainer.add_head(name, **vars(head))
     rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
     common = {"telemetry": None, **study.options}
     trainer.compile(study.optimizer(rate), **copied(common))
@@ -80,7 +92,7 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
 
 def built(study: Study, variant: Variant) -> MultiHeadTrainer:
     """The trainer of a variant, before it is compiled."""
-    argument, build = ("build", study.build) if variant.build is None else (build_argument(variant), variant.build)
+    argument, build = ("build", study.build) if variant.build is None else (variant.build_argument, variant.build)
     trainer: MultiHeadTrainer = build()
     is_trainer = isinstance(trainer, MultiHeadTrainer)
     if not is_trainer or len(trainer.heads) < 2:
@@ -90,27 +102,6 @@ def built(study: Study, variant: Variant) -> MultiHeadTrainer:
             f"Received: a {type(trainer).__name__}{heads}. Add the heads in it, and return the trainer."
         )
     return trainer
-
-
-def build_argument(variant: Variant) -> str:
-    return f"variants[{variant.name!r}]['build']"
-
-
-def _give_rates(trainer: MultiHeadTrainer, job: Job) -> None:
-    """Gives the own variables of heads the learning rates of a run."""
-    heads = dict(trainer.heads)
-    for name, rate in job.head_rates.items():
-        multiplier = heads[name].learning_rate_multiplier
-        if not is_number(multiplier):
-            raise ValueError(
-                f"`variants[{job.variant.name!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. "
-                f"Received: head {name!r} with learning_rate_multiplier={multiplier!r}. Remove `head_rates`, or give the "
-                "head a number."
-            )
-        heads[name] = replace(heads[name], learning_rate_multiplier=multiplier * rate / job.rate)
-    for name, head in heads.items() if job.head_rates else ():
-        trainer.remove_head(name)
-        trainer.add_head(name, **vars(head))
 
 
 def fit_nothing(
@@ -258,13 +249,14 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> Config:
     """
     timed = [_Timed(study, job) for job in jobs]
     rounds = _in_turns(timed)
+    ratios = [statistics.median(first / sum(others) for first, *others in of_kind) for of_kind in rounds]
     parameters, *parameters_alone = (parameters_of(each.trainer) for each in timed)
     (update, *updates), (serve, *serves) = ([statistics.median(each) for each in zip(*of_kind)] for of_kind in rounds)
     heads = [job.head for job in jobs[1:]]
     return {
         "cost": jobs[0].variant.name,
-        "update_ratio": _ratio(rounds[0]),
-        "serve_ratio": _ratio(rounds[1]),
+        "update_ratio": ratios[0],
+        "serve_ratio": ratios[1],
         "size_ratio": parameters / sum(parameters_alone),
         "update_seconds": update,
         "serve_seconds": serve,
@@ -277,19 +269,11 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> Config:
 
 def _in_turns(timed: Sequence[_Timed]) -> tuple[list[list[float]], list[list[float]]]:
     """The seconds of an update and of a prediction of each model, `[rounds][models]`."""
-    updates: list[list[float]] = []
-    predictions: list[list[float]] = []
-    while len(updates) < ROUNDS or (len(updates) < MOST_ROUNDS and _uncertainty(updates) > PRECISION):
+    updates, predictions = list[list[float]](), list[list[float]]()
+    uncertainty = math.inf  # of the ratio, relative to itself: of n ratios the interquartile range over sqrt(n)
+    while len(updates) < ROUNDS or (len(updates) < MOST_ROUNDS and uncertainty > PRECISION):
         updates.append([each.update() for each in timed])
         predictions.append([each.predict() for each in timed])
+        low, middle, high = np.quantile([first / sum(others) for first, *others in updates], [0.25, 0.5, 0.75])
+        uncertainty = float((high - low) / middle / math.sqrt(len(updates))) if middle > 0 else math.inf
     return updates, predictions
-
-
-def _ratio(rounds: Sequence[Sequence[float]]) -> float:
-    return statistics.median(first / sum(others) for first, *others in rounds)
-
-
-def _uncertainty(rounds: Sequence[Sequence[float]]) -> float:
-    """How far the ratio may be off, relative to itself: of n ratios the interquartile range over sqrt(n)."""
-    low, middle, high = np.quantile([first / sum(others) for first, *others in rounds], [0.25, 0.5, 0.75])
-    return float((high - low) / middle / math.sqrt(len(rounds))) if middle > 0 else math.inf

@@ -61,6 +61,11 @@ class Variant:
     as_alone: bool = False
 
     @property
+    def build_argument(self) -> str:
+        """What `build` is called in messages."""
+        return f"variants[{self.name!r}]['build']"
+
+    @property
     def is_fixed(self) -> bool:
         """Whether it differs from the plain sum only in weights: no rule, and no model or heads' rates of its own."""
         return self.build is None and not self.as_alone and all(self.options.get(name) is None for name in _RULES)
@@ -130,7 +135,7 @@ def as_text(value: Given) -> str:
         return f"{value:g}"
     if value is None or isinstance(value, (str, int)):
         return str(value)
-    if _has_config(value):
+    if callable(getattr(type(value), "get_config", None)):
         given = {name: each for name, each in value.get_config().items() if name != "name" and each is not None}
         return f"{type(value).__name__}({', '.join(f'{name}={as_text(each)}' for name, each in sorted(given.items()))})"
     inner = getattr(value, "func", None)  # of functools.partial
@@ -139,15 +144,10 @@ def as_text(value: Given) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def _has_config(value: Given) -> bool:
-    return callable(getattr(type(value), "get_config", None))
-
-
 def copied(options: Config) -> Config:
     """Options of `compile` with new objects, so that no run changes those of another or of the user."""
-    return {
-        name: type(value).from_config(value.get_config()) if _has_config(value) else value for name, value in options.items()
-    }
+    have = {name for name, value in options.items() if callable(getattr(type(value), "get_config", None))}
+    return {name: type(each).from_config(each.get_config()) if name in have else each for name, each in options.items()}
 
 
 def settings_of(study: Study, probed: Config) -> Config:
@@ -207,6 +207,15 @@ def checked(study: Study) -> Study:
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
         )
+    budget = study.budget if isinstance(study.budget, Mapping) else {"updates": study.budget}
+    if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
+        hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
+        raise ValueError(
+            "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
+            f"Received: budget={budget!r}. {hint}"
+        )
+    ((unit, number),) = budget.items()
+    argument = f"budget[{unit!r}]" if isinstance(study.budget, Mapping) else "budget"
     options = _read_options("options", study.options or {}, without=_OF_JOINT_TRAINING)
     check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
     return replace(
@@ -216,21 +225,8 @@ def checked(study: Study) -> Study:
         seeds=tuple(numbers),
         tuning_seeds=tuple(own),
         rates=tuple(sorted({float(rate) for rate in grid})),
-        budget=_read_budget(study.budget),
+        budget=(unit, check_positive_whole(argument, number)),
     )
-
-
-def _read_budget(budget: Given) -> tuple[str, int]:
-    if not isinstance(budget, Mapping):
-        return "updates", check_positive_whole("budget", budget)
-    if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
-        hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
-        raise ValueError(
-            "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
-            f"Received: budget={budget!r}. {hint}"
-        )
-    ((unit, number),) = budget.items()
-    return unit, check_positive_whole(f"budget[{unit!r}]", number)
 
 
 def read_variants(variants: Given) -> dict[str, Variant]:
@@ -240,38 +236,37 @@ def read_variants(variants: Given) -> dict[str, Variant]:
             "`variants` must be a dict of at least one variant, by its name. "
             f"Received: variants={variants!r}. Pass, for example, {{'plain sum': {{}}}}."
         )
-    return {name: _read_variant(name, given) for name, given in variants.items()}
-
-
-def _read_variant(name: Given, given: Given) -> Variant:
-    if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
-        raise ValueError(
-            f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and not "
-            f"end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
-        )
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
-            f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights "
-            "of `build`."
-        )
-    weights, build, as_alone = (given.get(own) for own in _OWN)
-    if not isinstance(weights or {}, Mapping) or not all(is_number(w) and w >= 0 for w in (weights or {}).values()):
-        raise ValueError(
-            f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
-            f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
-        )
-    if build is not None:
-        _check_build(f"variants[{name!r}]['build']", build)
-    if as_alone not in (None, ALONE):
-        raise ValueError(
-            f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
-            f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
-            "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
-        )
-    options = {option: value for option, value in given.items() if option not in _OWN}
-    options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
-    return Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
+    found = {}
+    for name, given in variants.items():
+        if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
+            raise ValueError(
+                f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and "
+                f"not end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
+            )
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
+                f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the "
+                "weights of `build`."
+            )
+        weights, build, as_alone = (given.get(own) for own in _OWN)
+        if not isinstance(weights or {}, Mapping) or not all(is_number(w) and w >= 0 for w in (weights or {}).values()):
+            raise ValueError(
+                f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
+                f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
+            )
+        if build is not None:
+            _check_build(f"variants[{name!r}]['build']", build)
+        if as_alone not in (None, ALONE):
+            raise ValueError(
+                f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning "
+                f"rate that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
+                "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
+            )
+        options = {option: value for option, value in given.items() if option not in _OWN}
+        options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
+        found[name] = Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
+    return found
 
 
 def _check_build(argument: str, build: Given) -> None:

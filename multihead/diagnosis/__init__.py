@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import keras
 import numpy as np
 
-from multihead._display.drawing import bars, heat_map, new_figure
-from multihead._display.tables import as_text
+from multihead._display.drawing import as_text, bars, heat_map, new_figure
 from multihead._ground.types import Config, Figure, Given
 from multihead.diagnosis._statistics import Cosines
 

@@ -36,7 +36,12 @@ def constant_predictions(
     if over is None and targets.dtype.is_integer and shape[-1] > 1:
         are_classes = targets.shape.rank in (shape.rank - 1, shape.rank) and targets.shape[-1] != shape[-1]
     if are_classes:
-        starts = [_class_frequencies(present, shape[-1])]
+        counts = np.full(shape[-1], 1e-9)
+        for each in present:
+            numbers, of_numbers = each.targets.numpy().ravel(), each.weights.numpy().ravel()
+            if len(numbers) == len(of_numbers):
+                counts += np.bincount(numbers.astype("int64"), of_numbers, minlength=shape[-1])[: shape[-1]]
+        starts = [counts / counts.sum()]
     else:
         values, weights = _label_rows(head, shape, present)
         starts = [np.average(values, axis=0, weights=weights), *_quantiles(values, weights)]
@@ -56,15 +61,6 @@ def _merged(labels: Sequence[Labels]) -> list[Labels]:
     for each in labels:
         shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
     return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
-
-
-def _class_frequencies(labels: Sequence[Labels], num_classes: int) -> np.ndarray:
-    counts = np.full(num_classes, 1e-9)
-    for each in labels:
-        numbers, weights = each.targets.numpy().ravel(), each.weights.numpy().ravel()
-        if len(numbers) == len(weights):
-            counts += np.bincount(numbers.astype("int64"), weights, minlength=num_classes)[:num_classes]
-    return counts / counts.sum()
 
 
 def _label_rows(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:

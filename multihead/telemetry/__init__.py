@@ -67,10 +67,6 @@ class Statistic(NamedTuple):
     is_sum: bool = False
     averaged: bool = False
 
-    def is_shown(self, spec: UpdateSpec, level: str | None) -> bool:
-        """Whether a trainer with this spec and value of `telemetry=` logs it."""
-        return LEVELS.index(level) >= LEVELS.index(self.level) and (self.needs is None or self.needs(spec))
-
     def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of each value, float32, and for which of them the update counts."""
         found, active = self.value(update), update.active

@@ -38,9 +38,7 @@ def _report(faults: Faults) -> str | None:
 class EpochEnd(keras.callbacks.Callback):
     """Before other callbacks see the end of an epoch, warns of skipped updates and calls `end_epoch` of the weighting.
 
-    Args:
-        others: The other callbacks.
-        counts: Whether each step is known to count its batches in the metrics.
+    `counts` says whether each step is known to count its batches in the metrics.
     """
 
     def __init__(self, others: Iterable[Callback], counts: bool) -> None:

@@ -18,7 +18,7 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
-from multihead.telemetry import LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
+from multihead.telemetry import LEVELS, LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
 
 Key = str | tuple[str, str]
 """What tells a value from the others: its name in the logs, or a kind or a layer and a name."""
@@ -122,7 +122,8 @@ class LogMetrics:
         self.heads, self.measured = spec.network.heads, spec.network.measured
         self._spec = spec
         heads = [head.name for head in self.heads]
-        shown = [each for each in (*LOSSES, *STATISTICS) if each.is_shown(spec, level)]
+        shown = [each for each in (*LOSSES, *STATISTICS) if each.level in LEVELS[: LEVELS.index(level) + 1]]
+        shown = [each for each in shown if each.needs is None or each.needs(spec)]
         self._shown = [(each, names_of(each.name, each.per, heads, spec.pairs)) for each in shown]
         names = [name for _, names in self._shown for name in names]
         self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]

@@ -84,7 +84,10 @@ class _Case(Case):
                 fresh.observe(shown, tf.constant(True))
                 self._check_table(fresh, given)
         if xla:
-            self._check_compiled(fresh)
+            table, active = self._table(fresh), traced(fresh.active, tf.constant(0, tf.int64), xla=True)
+            for step in self._some_steps:
+                same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
+                self.require(same, "be the same compiled by XLA as in a graph")
         self.check_reset(fresh, start)
 
     def _check_table(self, schedule: Schedule, given: str = "") -> np.ndarray:
@@ -102,13 +105,6 @@ class _Case(Case):
             same = np.array_equal(schedule.active(tf.constant(step, tf.int64)).numpy(), table[step])
             self.require(same, "be the same in a graph and in eager mode, in any order of the steps", f" ({step})", given)
         return table
-
-    def _check_compiled(self, schedule: Schedule) -> None:
-        table = self._table(schedule)
-        active = traced(schedule.active, tf.constant(0, tf.int64), xla=True)
-        for step in self._some_steps:
-            same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
-            self.require(same, "be the same compiled by XLA as in a graph")
 
     def _observations(self) -> dict[str, Observation]:
         """Updates to observe, by a label."""

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
 from tests.helpers import planted, reference, tiny
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
