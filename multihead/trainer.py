@@ -12,7 +12,7 @@ from multihead._data.arguments import gives_batches, read_call
 from multihead._data.arrays import as_arrays
 from multihead._data.scaling import check_known, scale_targets
 from multihead._display.trainer import print_summary
-from multihead._formats.from_model import compiled_of, optimizer_of, parts_of
+from multihead._formats.from_model import compiled_of, parts_of
 from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
 from multihead._ground.keras import Untracked, check_one_step, tensor_variable
@@ -133,7 +133,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         compiled = compiled_of(model, list(parts.heads))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.heads.items()}
         trainer = cls(parts.encoder, heads, name=model.name)
-        trainer._optimizer_of_model = Untracked(optimizer_of(model))
+        optimizer = getattr(model, "optimizer", None)
+        trainer._optimizer_of_model = Untracked(optimizer and type(optimizer).from_config(optimizer.get_config()))
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options

@@ -6,31 +6,18 @@ import gc
 import inspect
 import os
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers
-from multihead._ground.types import Config, Function, Given, Layer, Nested, Tensor, Trainer
-from multihead._ground.validation import check_choice, check_head_names, quoted
+from multihead._ground.types import Config, Function, Given, Layer, Nested, Trainer
+from multihead._ground.validation import check_head_names, quoted
 from multihead.heads._named import NamedHead
 
 Step = Function | None
-
-
-def heads_to_export(head: Given, names: Sequence[str], built: Container[str]) -> list[str]:
-    """The names of the heads that `export` was asked for."""
-    asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
-    for name in asked or [head]:
-        check_choice("heads", name, names)
-        if name not in built:
-            raise ValueError(
-                f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
-                "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
-            )
-    return asked
 
 
 def export_heads(
@@ -58,7 +45,10 @@ def export_heads(
     names = [head.name for head in heads]
     generators = _steps("generate", generate, names)
     finishers = _steps("postprocess", postprocess, names)
-    _check_callable("preprocess", preprocess)
+    for argument, steps in (("preprocess", {"": preprocess}), ("generate", generators), ("postprocess", finishers)):
+        for step in steps.values():
+            if step is not None and not callable(step):
+                raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten([] if inputs is None else inputs)):
         raise TypeError(
             f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
@@ -98,9 +88,9 @@ def export_heads(
             outputs.update({f"{prefix}{key}": value for key, value in own.items()})
         return outputs
 
-    steps: list[Given] = [preprocess, *generators.values(), *finishers.values()]
-    steps += [part for head in heads for part in (head.module, head.scaling)]
-    parts = [encoder, *(step for step in steps if step is not None)]
+    used: list[Given] = [preprocess, *generators.values(), *finishers.values()]
+    used += [part for head in heads for part in (head.module, head.scaling)]
+    parts = [encoder, *(each for each in used if each is not None)]
     layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]
     with temporarily("use_cudnn", [(layer, False) for layer in layers]):  # kernels for GPUs alone would not run anywhere
         signature = graph_function(answer).get_concrete_function(**named)
@@ -120,11 +110,6 @@ def _by_name(specs: Nested) -> dict[str, tf.TensorSpec]:
     return named
 
 
-def _check_callable(argument: str, step: Tensor) -> None:
-    if step is not None and not callable(step):
-        raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
-
-
 def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]:
     """One function or None for each head, from a function for a single head or a dict by head name."""
     if isinstance(given, Mapping):
@@ -135,8 +120,6 @@ def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]
             f"the heads {quoted(heads)}. Pass, for example, {{{heads[0]!r}: ...}}."
         )
     steps = given if isinstance(given, Mapping) else dict.fromkeys(heads, given)
-    for step in steps.values():
-        _check_callable(argument, step)
     return {name: steps.get(name) for name in heads}
 
 

@@ -20,7 +20,7 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
-from multihead._ground.types import Config, Given, Layer, Metric, Nested, Optimizer, Tensor
+from multihead._ground.types import Config, Given, Layer, Metric, Nested, Tensor
 from multihead._ground.validation import quoted
 
 
@@ -167,12 +167,6 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
         if loss is not None:
             found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
     return found
-
-
-def optimizer_of(model: Layer) -> Optimizer:
-    """A new optimizer with the options of the one that a model was compiled with; None without one."""
-    optimizer = getattr(model, "optimizer", None)
-    return None if optimizer is None else type(optimizer).from_config(optimizer.get_config())
 
 
 def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:

@@ -10,10 +10,11 @@ import keras
 import tensorflow as tf
 
 from multihead._data.scaling import check_known
-from multihead._formats.export import export_heads, heads_to_export
+from multihead._formats.export import export_heads
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
+from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.state import TrainerState
 from multihead._update.batch import Batch, decode_specs, encode_specs
@@ -167,7 +168,15 @@ class SavedTrainer(TrainerState):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        names = heads_to_export(heads, self._setup.all_names, self._shapes.predictions)
+        known = self._setup.all_names
+        names: list[Given] = known if heads is None else [heads] if isinstance(heads, str) else list(heads)
+        for name in names or [heads]:
+            check_choice("heads", name, known)
+            if name not in self._shapes.predictions:
+                raise ValueError(
+                    f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
+                    "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+                )
         check_known([self._setup.head(name) for name in names], "export")
         encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(

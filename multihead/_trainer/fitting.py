@@ -34,7 +34,7 @@ from multihead.heads._directions import tell_directions
 from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import weigh_classes
 from multihead.heads._value import is_zero
-from multihead.telemetry._epoch_end import with_epoch_end
+from multihead.telemetry._epoch_end import EpochEnd
 
 Step = Callable[[Iterator[Nested]], Logs]
 """From an iterator of batches to logs."""
@@ -129,8 +129,11 @@ class FittedTrainer(TrainerState):
         for callback in given:
             if hasattr(callback, "check_fit"):
                 callback.check_fit(given, validates=call.validation is not None)
-        callbacks = with_epoch_end(self, callbacks, counts=self._steps_are_ours)
-        return self._with_progress(call.with_others(callbacks=callbacks))
+        first = EpochEnd(list(given), self._steps_are_ours)  # so that a checkpoint then holds what it changes
+        first.set_model(self)  # as a `CallbackList` does not
+        given.insert(0, first)
+        is_list = isinstance(callbacks, keras.callbacks.CallbackList)
+        return self._with_progress(call.with_others(callbacks=callbacks if is_list else given))
 
     def _with_progress(self, call: Call) -> Call:
         """The call with a progress line that can be read.
@@ -275,6 +278,8 @@ class StepFunction:
     Keras would trace it for tensors of unknown rank if it were called with data of other ranks, so these drop the functions.
     """
 
+    _period: int | None = None  # the number of the present period of training, where there are several
+
     def __init__(self, trainer: Trainer, make: Callable[[Plan], Step]) -> None:
         self._trainer, self._make = trainer, make
         self.plan = Plan()
@@ -282,10 +287,7 @@ class StepFunction:
         self._ranks: str | None = None
 
     def __call__(self, iterator: Iterator[Nested]) -> Logs:
-        return self._run(iterator)
-
-    def _run(self, iterator: Iterator[Nested], period: int | None = None) -> Logs:
-        plan = replace(self.plan, period=period)
+        plan = replace(self.plan, period=self._period)
         if plan not in self._functions:
             self._functions[plan] = self._make(plan)
         with unchecked(in_functions=True):  # values of nothing are NaN
@@ -305,7 +307,6 @@ class TrainFunction(StepFunction):
     An error of an update that is not finite says where it comes from.
     """
 
-    _period: int | None = None  # the number of the present period, where there are several
     _calls_left: int | None = 0  # before the number of updates must be read again; None: never
 
     def take(self, specs: Nested) -> None:
@@ -316,7 +317,7 @@ class TrainFunction(StepFunction):
         self._enter_period()
         logs, failure = None, None
         try:
-            logs = self._run(iterator, self._period)
+            logs = super().__call__(iterator)
         except tf.errors.InvalidArgumentError as error:
             failure = error
         trainer = self._trainer

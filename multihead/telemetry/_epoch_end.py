@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import keras
 
-from multihead._ground.keras import callbacks_of, forget_nan
-from multihead._ground.types import Callback, Logs, Trainer
+from multihead._ground.keras import forget_nan
+from multihead._ground.types import Callback, Logs
 from multihead._update.faults import Faults
 
 MOST_OVERFLOWS = 15
@@ -72,14 +72,3 @@ class EpochEnd(keras.callbacks.Callback):
             self.model.weighting.end_epoch()
         if text is not None:
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
-
-
-def with_epoch_end(
-    trainer: Trainer, callbacks: Callback | Sequence[Callback], *, counts: bool
-) -> Callback | Sequence[Callback]:
-    """The callbacks of a `fit` with `EpochEnd` first, so that a checkpoint at the end of an epoch holds what it changes."""
-    given = callbacks_of(callbacks)
-    first = EpochEnd(list(given), counts)
-    first.set_model(trainer)  # as a `CallbackList` does not
-    given.insert(0, first)
-    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given
