@@ -16,7 +16,7 @@ from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
-from multihead._ground.types import Dataset, Layer, Trainer, Variable
+from multihead._ground.types import Layer, Trainer, Variable
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
 
@@ -203,9 +203,9 @@ def _of_data(argument: str, data: Data) -> dict[str, str]:
         return {argument: type(data.x).__name__}
     number = int(data.x.cardinality())
     found = {argument: f"a dataset of {number if number >= 0 else 'unknown or infinite'} batches"}
-    for place, part in enumerate(_parts(data.x)):
-        numbers = ", ".join(f"{name}={value}" for name, value in sorted(_numbers(part).items()))
-        found[f"{argument}, part {place}"] = f"{type(part).__name__.lstrip('_')}({numbers})"
+    for place, (kind, numbers) in enumerate(_parts(data.x)):
+        options = ", ".join(f"{name}={value}" for name, value in sorted(numbers.items()))
+        found[f"{argument}, part {place}"] = f"{kind}({options})"
     return found
 
 
@@ -213,23 +213,18 @@ def has_unseeded_shuffle(data: Data | None) -> bool:
     """Whether the data are a `tf.data.Dataset` that is shuffled in another order in each process."""
     if data is None or not isinstance(data.x, tf.data.Dataset):
         return False
-    numbers = [_numbers(part) for part in _parts(data.x)]
-    return any(each.get("seed") == 0 and each.get("seed2") == 0 for each in numbers)
+    return any(numbers.get("seed") == 0 and numbers.get("seed2") == 0 for _, numbers in _parts(data.x))
 
 
-def _parts(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """A dataset and those that it is made from, the last transformation first."""
-    found = [dataset]
-    for part in found:
-        found.extend(part._inputs())
-    return found
-
-
-def _numbers(part: Dataset) -> dict[str, int]:
-    """The whole numbers of a transformation, such as a batch size, by name."""
-    found = {}
-    for name, value in sorted(vars(part).items()):
-        is_number = tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank == 0 and hasattr(value, "numpy")
-        if is_number or isinstance(value, (bool, int)):
-            found[name.lstrip("_")] = int(value)
+def _parts(dataset: tf.data.Dataset) -> list[tuple[str, dict[str, int]]]:
+    """The transformations of a dataset, the last one first: their classes, and whole numbers by name, as a batch size."""
+    datasets, found = [dataset], []
+    for part in datasets:
+        datasets.extend(part._inputs())
+        numbers = {}
+        for name, value in sorted(vars(part).items()):
+            is_scalar = tf.is_tensor(value) and value.dtype.is_integer and value.shape.rank == 0
+            if isinstance(value, (bool, int)) or (is_scalar and hasattr(value, "numpy")):
+                numbers[name.lstrip("_")] = int(value)
+        found.append((type(part).__name__.lstrip("_"), numbers))
     return found

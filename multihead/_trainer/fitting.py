@@ -261,11 +261,9 @@ class FittedTrainer(TrainerState):
         if self._phase == "fit":  # where no update was counted, a `train_step` of the user's own logs by itself
             read = metrics.training_logs() if metrics.num_batches else {}
         else:
-            names = [head.name for head in network.heads if f"{head.name}_loss" in logs]
-            names += [
-                head.name for head in network.measured if any(f"{head.name}_{each}" in logs for each in head.results())
-            ]
-            step = self.update_count
+            step, present = self.update_count, [head for head in network.heads if f"{head.name}_loss" in logs]
+            present += [each for each in network.measured if any(f"{each.name}_{name}" in logs for name in each.results())]
+            names = [head.name for head in present]
             read = metrics.evaluation_logs(head_weights_at(network.heads, step), names, step)
         found: Config = {name: read.get(name, value) for name, value in logs.items()}
         # Numbers are Python's, as in the logs of Keras.

@@ -275,9 +275,9 @@ class TrainerState(KerasHooks, keras.Model):
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, self._setup.all_names))
+        check_rows(batch)
         if every_head:
             check_every_head(batch.targets, self._setup.trained)
-        check_rows(batch)
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
         replicas.once(lambda: self._build(open_batch_size(batch), sample))
         return batch
