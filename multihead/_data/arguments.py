@@ -144,7 +144,7 @@ def _read_validation(given: Given, head_names: Sequence[str]) -> Data:
     is_tuple = isinstance(given, (tuple, list))
     if is_tuple and len(given) not in (2, 3):
         raise ValueError(
-            "`validation_data` must be (x, y), (x, y, sample_weight) or what yields batches. "
+            "`validation_data` must be (x, y), (x, y, sample_weight) or an iterable of batches. "
             f"Received: a {type(given).__name__} of {len(given)}. If the inputs are several, put them into one dict."
         )
     try:
@@ -163,7 +163,7 @@ def read_batches(
         return iter(x)
     if y is None and not gives_batches(x):
         raise TypeError(
-            "`x` must be what yields batches, a list of batches, or arrays together with `y`. "
+            "`x` must be an iterable of batches, a list of batches, or arrays together with `y`. "
             f"Received: x of type {type(x).__name__} and y=None. Pass what `fit` takes, or `[(inputs, targets)]`."
         )
     data = read(x, y, sample_weight, head_names, batch_size)

@@ -129,7 +129,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
 
 
 def read_lines(path: str | os.PathLike[str], kind: str, is_valid: Callable[[Config, int], bool], hint: str) -> list[Config]:
-    """The lines of a file of JSON objects, of some kind in words; is a line with this number valid?
+    """The lines of a file of JSON objects; `kind` says of what, and `is_valid` whether a line with its number is one.
 
     A last line without a line break, which a crash has cut off, is left out.
     """

@@ -90,7 +90,7 @@ def _of_module(module: Layer) -> list[Variable]:
 
 
 def describe(trainer: Trainer, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """The properties that a checkpoint and the trainer must have in common, in words by name."""
+    """The properties that a checkpoint and the trainer must have in common, as text by name."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
     for name in ("balance_at", "gradient_accumulation_steps"):

@@ -32,7 +32,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     or, with the values `B_k` of single-task models, the mean relative gain `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|`
     (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head without any metric so far,
     because there are no labels for it, does not count and stays trained, with a warning; when it gets one, the search for
-    the best score begins anew. An idle head that is monitored in training keeps its last metric. In an epoch where another
+    the best score restarts. An idle head that is monitored in training keeps its last metric. In an epoch where another
     metric is NaN, the score is NaN, and the epoch is not selected.
 
     Args:

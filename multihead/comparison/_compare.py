@@ -92,7 +92,7 @@ def compare(
         rates: The grid of initial learning rates; with a single rate, none is chosen.
         tuning_seeds: The seed on which rates are chosen, none of `seeds` (1000 is this one seed, not a number of seeds); or
             a list of several, whose mean decides: a rate at the edge of stability, at which some runs fail, then is not
-            chosen for the luck of one.
+            chosen because one seed happened to succeed.
         batch_size: The number of examples in a batch of arrays.
         options: Options of `compile` for all variants and the single-task models, such as `clip` or
             `gradient_accumulation_steps`.
@@ -107,7 +107,7 @@ def compare(
         verbose: 1 prints a line for every run, 0 nothing.
 
     Returns:
-        The comparison: tables, findings in words, intervals and the picture of the front; `print` it.
+        The comparison: tables, findings as text, intervals and the plot of the front; `print` it.
 
     Raises:
         ValueError: An argument is out of range, the variants do not have equal starts or orders of data, or `file` belongs

@@ -205,7 +205,7 @@ def test_loss_scaling_does_not_matter():
 
 def test_errors():
     trainer = tiny.trainer("sgd")
-    with pytest.raises(TypeError, match="`x` must be what yields batches, a list of batches.* Received: x of type int"):
+    with pytest.raises(TypeError, match="`x` must be an iterable of batches, a list of batches.* Received: x of type int"):
         trainer.diagnose(5)
     with pytest.raises(TypeError, match="Received: x of type tuple and y=None. Pass what `fit` takes"):
         trainer.diagnose(batches(1)[0])
