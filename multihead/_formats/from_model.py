@@ -20,7 +20,7 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
-from multihead._ground.types import Config, Given, Layer, Metric, Nested, Tensor
+from multihead._ground.types import Config, Given, Layer, Metric, Nested, Node, Tensor
 from multihead._ground.validation import quoted
 
 
@@ -96,7 +96,7 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
     return dict(zip(names, flat))
 
 
-def _named(model: Layer, nodes: Sequence[Layer], names: str | Sequence[str]) -> list[Given]:
+def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> list[Given]:
     """The symbolic tensors that the layers of some names return."""
     wanted = [names] if isinstance(names, str) else list(names)
     found = {layer_of(node).name: node for node in nodes}

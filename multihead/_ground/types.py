@@ -18,10 +18,10 @@ Optimizer = Any
 """A `keras.optimizers.Optimizer`, of Keras 2 also a legacy one or one of Addons."""
 
 Metric = Any
-"""A `keras.metrics.Metric`."""
+"""A `keras.metrics.Metric`; where `metrics=` is read, also what Keras makes one of: a name, a class or a function."""
 
 Loss = Any
-"""A `keras.losses.Loss`."""
+"""A `keras.losses.Loss`, or what Keras makes one of: a name, a configuration or a function."""
 
 Callback = Any
 """A `keras.callbacks.Callback`."""
@@ -33,7 +33,7 @@ Gradient = Any
 """A dense tensor, a `tf.IndexedSlices`, or None."""
 
 Dataset = Any
-"""What `fit` takes as `x`: arrays of all examples, or what yields batches."""
+"""What `fit` takes as `x`: arrays of all examples, or an iterable of batches."""
 
 Trainer = Any
 """A `MultiHeadTrainer`, in files that it imports."""
@@ -58,3 +58,9 @@ Figure = Any
 
 Axis = Any
 """A `matplotlib.axes.Axes`, or what is drawn on it."""
+
+Node = Any
+"""A call of a layer in a functional model."""
+
+Shape = Any
+"""A shape as Keras passes it to `build`, or a list of shapes."""
