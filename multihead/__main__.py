@@ -8,12 +8,11 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from multihead import plots
-from multihead._display.tables import optional
+from multihead._display.drawing import optional
 from multihead._ground.validation import did_you_mean, quoted
-from multihead.comparison import Comparison
 from multihead.comparison._compare import compare
 
 
@@ -41,49 +40,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compared.add_argument("--processes", type=int, default=None, help="how many runs are trained at once (default: 1)")
     options = parser.parse_args(arguments)
     try:
-        written = _draw(options) if options.command == "plot" else _compare(options)
+        if options.command == "plot":
+            written = plots.all_of(options.run, options.output or f"{options.run[0].removesuffix('.jsonl')}_plots")
+        else:
+            written = _compare(options)
     except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
         sys.exit(f"python -m multihead {options.command}: {error}")
     for each in written:
         sys.stdout.write(f"{each}\n")
 
 
-def _draw(options: argparse.Namespace) -> list[Path]:
-    return plots.all_of(options.run, options.output or f"{options.run[0].removesuffix('.jsonl')}_plots")
-
-
 def _compare(options: argparse.Namespace) -> list[Path]:
-    """Compares, prints the result and, if matplotlib is installed, draws the front beside the lines."""
-    file = Path(options.file or f"{options.config.removesuffix('.py')}.jsonl")
-    given = {} if options.processes is None else {"processes": options.processes}
-    found = _compare_config(options.config, file=file, **given)
-    sys.stdout.write(f"\n{found}\n\n")
-    if optional("matplotlib") is None:
-        return [file]
-    plots.front(found).savefig(file.with_suffix(".png"))
-    return [file, file.with_suffix(".png")]
+    """Runs the comparison of a file whose variables are the arguments of `compare`; prints the result.
 
-
-def _compare_config(path: str, **given: Any) -> Comparison:
-    """Runs the comparison of a file whose variables are the arguments of `compare`.
-
-    The file is imported under its name without `.py`, from its folder, so that further processes can import it, too.
+    If matplotlib is installed, the front is drawn beside the lines. The file is imported under its name without `.py`, from
+    its folder, so that further processes can import it, too.
     """
-    module = _imported(Path(path))
-    parameters = inspect.signature(compare).parameters
+    module, parameters = _imported(Path(options.config)), inspect.signature(compare).parameters
     found = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
     needed = [name for name, each in parameters.items() if each.default is each.empty]
     missing = [name for name in needed if name not in found]
     if missing:
         hints = [name for name in vars(module) if not name.startswith("_") and name not in found]
         raise ValueError(
-            f"`config` must define {quoted(needed)}, arguments of `multihead.compare`, as variables. Received: {path!r}, "
-            f"without {quoted(missing)}. {did_you_mean(missing, hints, 'Add them.')}"
+            f"`config` must define {quoted(needed)}, arguments of `multihead.compare`, as variables. Received: "
+            f"{options.config!r}, without {quoted(missing)}. {did_you_mean(missing, hints, 'Add them.')}"
         )
-    return compare(**{**found, **given})
+    file = Path(options.file or f"{options.config.removesuffix('.py')}.jsonl")
+    given = {} if options.processes is None else {"processes": options.processes}
+    result = compare(**{**found, "file": file, **given})
+    sys.stdout.write(f"\n{result}\n\n")
+    if optional("matplotlib") is None:
+        return [file]
+    plots.front(result).savefig(file.with_suffix(".png"))
+    return [file, file.with_suffix(".png")]
 
 
-def _imported(path: Path) -> Any:
+def _imported(path: Path) -> ModuleType:
     if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
         raise FileNotFoundError(
             "`config` must be a Python file whose name can be imported, such as `my_study.py`. "

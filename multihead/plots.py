@@ -12,22 +12,24 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from multihead._display import runs
 from multihead._display.drawing import GREY, new_figure
 from multihead._display.runs import Run, read, runs_of
 from multihead._display.trainer import draw_model
+from multihead._ground.types import Axis, Callback, Figure, Given, Trainer
 from multihead.comparison import Comparison
 from multihead.comparison import read as read_comparison
 
 __all__ = ["Run", "all_of", "cosines", "front", "layers", "losses", "model", "norms", "read", "shares", "weights"]
 
-OneRun = Run | str | os.PathLike[str] | Any
+OneRun = Run | str | os.PathLike[str] | Callback
 """A run: from `read`, the file of a ledger, or Keras's `History`."""
 
 
-def _draw(found: Sequence[Run], what: str, panels: Sequence[Callable[[Any, Run], None]], size: tuple[float, float]) -> Any:
+def _draw(
+    found: Sequence[Run], what: str, panels: Sequence[Callable[[Axis, Run], None]], size: tuple[float, float]
+) -> Figure:
     """Draws panels of each run, one of some size below the other, with the run's name if there are several."""
     rows = [(run, panel) for run in found for panel in panels]
     figure, axes = new_figure(f"`plots.{what}`", len(rows), 1, (size[0], size[1] * len(rows)))
@@ -40,7 +42,7 @@ def _draw(found: Sequence[Run], what: str, panels: Sequence[Callable[[Any, Run],
     return figure
 
 
-def _with(run: Any, has: Callable[[Run], Any], rule: str, remedy: str) -> list[Run]:
+def _with(run: Given, has: Callable[[Run], object], rule: str, remedy: str) -> list[Run]:
     """The runs that have what a plot shows.
 
     Raises:
@@ -52,7 +54,7 @@ def _with(run: Any, has: Callable[[Run], Any], rule: str, remedy: str) -> list[R
     return found
 
 
-def losses(run: OneRun | Sequence[OneRun]) -> Any:
+def losses(run: OneRun | Sequence[OneRun]) -> Figure:
     """How far each head's loss has fallen: its loss relative to that at the start, on validation data if there are any.
 
     Relative, so that heads with losses in different units can be compared.
@@ -63,7 +65,7 @@ def losses(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw(runs_of(run), "losses", [runs.draw_losses], (8, 4.5))
 
 
-def norms(run: OneRun | Sequence[OneRun]) -> Any:
+def norms(run: OneRun | Sequence[OneRun]) -> Figure:
     """The norm of each head's gradient where the heads are combined, on a logarithmic scale.
 
     Args:
@@ -76,7 +78,7 @@ def norms(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw(found, "norms", [partial(runs.draw_values, name="norm")], (8, 4.5))
 
 
-def shares(run: OneRun | Sequence[OneRun]) -> Any:
+def shares(run: OneRun | Sequence[OneRun]) -> Figure:
     """Each head's share of the encoder's gradient, after balancing, as a stack of areas.
 
     Args:
@@ -89,7 +91,7 @@ def shares(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw(found, "shares", [runs.draw_shares], (8, 4.5))
 
 
-def weights(run: OneRun | Sequence[OneRun]) -> Any:
+def weights(run: OneRun | Sequence[OneRun]) -> Figure:
     """The weights of the losses and the coefficients of the balancer, as far as recorded.
 
     Args:
@@ -104,7 +106,7 @@ def weights(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw(found, "weights", shown, (8, 4))
 
 
-def cosines(run: OneRun | Sequence[OneRun]) -> Any:
+def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
     """The mean cosines between the heads' gradients, and of each with the update, as a heat map.
 
     Args:
@@ -119,7 +121,7 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw(found, "cosines", [runs.draw_cosines], (max(size, 4.6), size))
 
 
-def layers(run: OneRun | Sequence[OneRun]) -> Any:
+def layers(run: OneRun | Sequence[OneRun]) -> Figure:
     """The mean cosines between the heads' gradients in each layer of the encoder, from its input to its output.
 
     Of more than six pairs, those are drawn that are most opposed somewhere.
@@ -136,7 +138,7 @@ def layers(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw(found, "layers", [runs.draw_layers], (max(2.5 + 1.3 * pairs, 6.0), 1.5 + 0.34 * depth))
 
 
-def front(comparison: Comparison | str | os.PathLike[str]) -> Any:
+def front(comparison: Comparison | str | os.PathLike[str]) -> Figure:
     """What each head gains and pays in the variants of a comparison.
 
     With two heads, each has an axis, on which better is further out: variants with fixed weights are joined by a line, in
@@ -155,7 +157,7 @@ def front(comparison: Comparison | str | os.PathLike[str]) -> Any:
     return found.plot()
 
 
-def model(trainer: Any) -> Any:
+def model(trainer: Trainer) -> Figure:
     """Draws a trainer: the encoder, its outputs, the heads with their losses, and where gradients are combined.
 
     Args:

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.arguments import read_call, read_inputs
+from multihead._data.arguments import gives_batches, read_call
 from multihead._data.arrays import as_arrays
+from multihead._data.scaling import check_known, scale_targets
 from multihead._display.trainer import print_summary
-from multihead._formats.from_model import compiled_of, optimizer_of, parts_of
+from multihead._formats.from_model import compiled_of, parts_of
 from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
 from multihead._ground.keras import Untracked, check_one_step, tensor_variable
 from multihead._ground.layers import replace_layers
+from multihead._ground.types import (
+    Callback,
+    Config,
+    Dataset,
+    Function,
+    Given,
+    Logs,
+    Loss,
+    Metric,
+    Nested,
+    Optimizer,
+    Rate,
+    Tensor,
+)
 from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
 from multihead._runs.run import checkpoint_of, opened
+from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
-from multihead._trainer.fitting import FittedTrainer, arguments_of
-from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, explains_arguments
-from multihead._trainer.scaling import check_known, scale_targets
-from multihead._trainer.steps import StepFunction
+from multihead._trainer.fitting import FittedTrainer, StepFunction
+from multihead._trainer.options import CompileOptions, check_compile, explains_arguments
 from multihead._update.representation import call_encoder
 from multihead._update.spec import Plan
+from multihead.balancing import Balancer
+from multihead.balancing._kinds import every
 from multihead.clipping import Clipping
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead, new_head
 from multihead.heads._value import Weight, check_heads, check_weight, is_zero
+from multihead.weighting import Weighting
 
 __all__ = ["MultiHeadTrainer"]
 
@@ -69,7 +85,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     """
 
     def __init__(
-        self, encoder: Callable[[Any], Any], heads: Mapping[str, Head] | None = None, *, name: str | None = None
+        self, encoder: Callable[[Nested], Nested], heads: Mapping[str, Head] | None = None, *, name: str | None = None
     ) -> None:
         if not callable(encoder):
             raise TypeError(
@@ -117,7 +133,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         compiled = compiled_of(model, list(parts.heads))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.heads.items()}
         trainer = cls(parts.encoder, heads, name=model.name)
-        trainer._optimizer_of_model = Untracked(optimizer_of(model))
+        optimizer = getattr(model, "optimizer", None)
+        trainer._optimizer_of_model = Untracked(optimizer and type(optimizer).from_config(optimizer.get_config()))
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
@@ -125,20 +142,20 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     def add_head(
         self,
         name: str,
-        module: Callable[..., Any],
-        loss: Any,
+        module: Function,
+        loss: Loss,
         *,
         weight: Weight = 1.0,
-        metrics: Sequence[Any] = (),
+        metrics: Sequence[Metric] = (),
         teacher_forcing: bool = False,
         ignore_label: float | None = None,
-        reads: Any = None,
+        reads: Given = None,
         class_weight: Mapping[int, float] | None = None,
-        target_scaling: Any = None,
+        target_scaling: Given = None,
         trains_encoder: bool = True,
         couples_rows: bool = False,
-        learning_rate_multiplier: Any = 1.0,
-        weight_decay_multiplier: Any = 1.0,
+        learning_rate_multiplier: Rate = 1.0,
+        weight_decay_multiplier: Rate = 1.0,
     ) -> None:
         """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
@@ -166,7 +183,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._refuse_in_fit("add_head")
         head = new_head(**arguments)
         if name in self._setup.all_names:
@@ -233,20 +250,20 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             ValueError: There is no head with such a name.
         """
         check_head_names("heads", heads, self._setup.names)
-        self._idle.may_change = True
+        self._may_be_idle = True
         self._replan(heads_stay=False, may_be_idle=True)
-        self._idle.set(heads, self._setup.names)
+        self._set_idle(heads)
 
     @explains_arguments
     def compile(
         self,
-        optimizer: Any = None,
+        optimizer: Optimizer = None,
         *,
-        weighting: Any = None,
-        balancer: Any = None,
+        weighting: Weighting | str | Config | None = None,
+        balancer: Balancer | str | Config | None = None,
         head_schedule: schedules.Schedule | None = None,
         clip: Clipping | None = None,
-        encoder_learning_rate_multiplier: Any = 1.0,
+        encoder_learning_rate_multiplier: Rate = 1.0,
         gradient_accumulation_steps: int = 1,
         micro_batches: int = 1,
         run_eagerly: bool | None = None,
@@ -254,8 +271,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         jit_compile: bool | str | None = None,
         balance_at: str = "representation",
         balance_every: int = 1,
-        encoder_weight_decay_multiplier: Any = 1.0,
-        target_scaling: Mapping[str, Any] | None = None,
+        encoder_weight_decay_multiplier: Rate = 1.0,
+        target_scaling: Config | None = None,
         telemetry: str | None = "norms",
         layers_every: int = 100,
         on_nonfinite: str = "skip",
@@ -318,32 +335,34 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 several replicas, or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._refuse_in_fit("compile")
-        check_methods(type(self), MultiHeadTrainer)
+        self._check_methods(MultiHeadTrainer)
         heads = scale_targets(self._setup.heads, arguments.pop("target_scaling"))
         optimizer = arguments.pop("optimizer")
         if optimizer is None:
             optimizer = self._optimizer_of_model.value or "rmsprop"
         given = CompileOptions(**arguments)
-        optimizer, options = check_compile(optimizer, given, Setup(heads).trained, self.distribute_strategy)
+        optimizer, options = check_compile(
+            optimizer, given, [head for head in heads if head.is_trained], self.distribute_strategy
+        )
         if heads != self._setup.heads:
             self._set_heads(heads)
         self._forget()
         super().compile(optimizer=optimizer, **options.of_keras())
         # The optimizer may have made updates before.
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        methods = {"weighting": options.weighting, "balancer": options.balancer_to_use()}
-        replace_layers(self, **methods, head_schedule=options.head_schedule)
+        balancer = None if options.balancer is None else every(options.balancer, options.balance_every)
+        replace_layers(self, weighting=options.weighting, balancer=balancer, head_schedule=options.head_schedule)
         self._setup = Setup(heads, options)
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: Nested, *args: object, **kwargs: object) -> Nested:
         """The predictions of `call`, from inputs in the form of those of `predict`."""
         return super().__call__(as_arrays("inputs", inputs), *args, **kwargs)
 
-    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+    def call(self, inputs: Nested, training: bool | None = None) -> Nested:
         """Every head's predictions by head name; a head with teacher forcing generates.
 
         Args:
@@ -352,7 +371,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """
         check_known(self._setup.heads, "predict")
 
-        def predictions() -> dict[str, Any]:
+        def predictions() -> dict[str, Tensor]:
             representation = call_encoder(self.encoder, inputs, training=bool(training))
             return {head.name: head.generate(representation) for head in self._setup.heads}
 
@@ -362,24 +381,24 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Dataset = None,
+        y: Nested = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: int | str = "auto",
-        callbacks: Any = None,
+        callbacks: Callback | Sequence[Callback] = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: Dataset = None,
         shuffle: bool = True,
         class_weight: Mapping[str, Mapping[int, float]] | None = None,
-        sample_weight: Any = None,
+        sample_weight: Nested = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Logs:
         """Trains the heads and the encoder, as `keras.Model.fit` does.
 
         Args:
@@ -415,7 +434,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 or arguments are incompatible.
             TypeError: Some of the data cannot be converted to an array.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._assert_ready("fit")
         checkpoint, arguments["callbacks"] = checkpoint_of(callbacks)
         with opened(self, checkpoint) as run:
@@ -424,16 +443,16 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Dataset = None,
+        y: Nested = None,
         batch_size: int | None = None,
         verbose: int | str = "auto",
-        sample_weight: Any = None,
+        sample_weight: Nested = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callback | Sequence[Callback] = None,
         return_dict: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Logs:
         """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does.
 
         Args:
@@ -447,7 +466,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             return_dict: Whether to return a dict by name instead of a list in the order of `metrics_names`.
             **kwargs: What else this version of Keras takes.
         """
-        arguments = arguments_of(locals())
+        arguments = _arguments(locals())
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
         call = read_call(arguments, self._setup.all_names)
@@ -462,13 +481,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @errors_in_words()
     def predict(
         self,
-        x: Any,
+        x: Dataset,
         batch_size: int | None = None,
         verbose: int | str = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+        callbacks: Callback | Sequence[Callback] = None,
+        **kwargs: object,
+    ) -> Logs:
         """Every head's predictions by name, as `keras.Model.predict` returns them.
 
         Args:
@@ -480,10 +499,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             **kwargs: What else this version of Keras takes.
         """
         check_known(self._setup.heads, "predict")
-        return super().predict(read_inputs(x), batch_size, verbose, steps, callbacks, **kwargs)
+        return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
 
     @errors_in_words()
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: Dataset) -> Nested:
         """Every head's predictions by name, for one batch."""
         return super().predict_on_batch(as_arrays("x", x))
 
@@ -491,7 +510,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self,
         line_length: int | None = None,
         positions: Sequence[float] | None = None,
-        print_fn: Callable[[str], Any] | None = None,
+        print_fn: Callable[[str], object] | None = None,
         expand_nested: bool = False,
         show_trainable: bool = False,
         layer_range: Sequence[str] | None = None,
@@ -508,19 +527,19 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             show_trainable: As in Keras.
             layer_range: As in Keras.
         """
-        given = {name: value for name, value in arguments_of(locals()).items() if value not in (None, False)}
+        given = {name: value for name, value in _arguments(locals()).items() if value not in (None, False)}
         print_summary(self, given, super().summary)
 
     @errors_in_words()
     def train_on_batch(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Dataset,
+        y: Nested = None,
+        sample_weight: Nested = None,
         class_weight: Mapping[str, Mapping[int, float]] | None = None,
         return_dict: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> Logs:
         """One update, from one batch, as `keras.Model.train_on_batch` makes it.
 
         Args:
@@ -545,7 +564,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
         data = self._checked_batch(x, y, sample_weight)
-        plan = Plan(may_be_idle=self._idle.may_change, class_weight=self._frozen(class_weight))
+        plan = Plan(may_be_idle=self._may_be_idle, class_weight=self._frozen(class_weight))
         with self._in_phase(self._phase, plan):
             return super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
@@ -553,8 +572,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
     @errors_in_words()
     def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False, **kwargs: Any
-    ) -> Any:
+        self, x: Dataset, y: Nested = None, sample_weight: Nested = None, return_dict: bool = False, **kwargs: object
+    ) -> Logs:
         """Evaluates one batch, as `keras.Model.test_on_batch` does.
 
         Args:
@@ -569,3 +588,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "test_on_batch")
         data = self._checked_batch(x, y, sample_weight)
         return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
+
+
+def _arguments(given: Config) -> Config:
+    """The arguments of a method by name, from its `locals()`; those of its `**kwargs` by their own names."""
+    named = {name: value for name, value in given.items() if name not in ("self", "__class__", "kwargs")}
+    return {**named, **given.get("kwargs", {})}

@@ -29,7 +29,7 @@ from benchmarks.research.record import Line
 from benchmarks.research.runner import DataSet, Part
 from examples._command_line import InputError
 from multihead import MultiHeadTrainer
-from multihead._display.tables import needed
+from multihead._display.drawing import needed
 
 LINEAR, UNTUNED, FOREST = "logistic regression", "logistic regression, C = 1", "random forest"
 BITS, RADIUS = 1024, 2

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from multihead._data.arrays import as_arrays, read_arrays
-from multihead._data.batches import read_dataset, read_iterable, read_sequence
+from multihead._data.arrays import read_arrays
+from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data
 from multihead._data.windows import in_windows
-from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
+from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica, validates_during_fit
 from multihead._ground.random import RandomStream
+from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import is_number
+from multihead._update.batch import open_batch_size, unpack
 
 
-def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None = None) -> Data:
-    """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them.
-
-    Raises:
-        ValueError: Targets or weights are missing, superfluous, of another length, or keyed by an unknown head.
-        TypeError: Something is of a type or dtype that cannot be trained on.
-    """
+def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
+    """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them."""
     if not gives_batches(x):
         return read_arrays(x, y, sample_weight, head_names)
     _refuse_beside_batches(x, y, sample_weight, batch_size)
     if hasattr(x, "element_spec"):
-        return read_dataset(x, head_names)
+        specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)
+        batch = unpack(specs, head_names)
+        check_batched(specs, f"a {type(x).__name__} of")
+        return Data(x, specs=open_batch_size(batch))
     if isinstance(x, keras.utils.Sequence):
         return read_sequence(x, head_names)
     if isinstance(x, Iterable):
@@ -37,7 +38,7 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_si
     return Data(x)  # what Keras makes datasets of, by itself
 
 
-def _refuse_beside_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+def _refuse_beside_batches(x: Dataset, y: Nested, sample_weight: Nested, batch_size: int | None) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
@@ -47,12 +48,7 @@ def _refuse_beside_batches(x: Any, y: Any, sample_weight: Any, batch_size: int |
             )
 
 
-def read_inputs(x: Any) -> Any:
-    """The inputs of `predict` in the form of those of `fit`."""
-    return x if gives_batches(x) else as_arrays("x", x)
-
-
-def gives_batches(x: Any) -> bool:
+def gives_batches(x: Dataset) -> bool:
     """Whether this yields batches of whatever it holds, and is no array, or structure of arrays, of all examples."""
     if x is None or tf.is_tensor(x) or isinstance(x, (str, bytes, list, tuple, Mapping)):
         return False
@@ -60,23 +56,17 @@ def gives_batches(x: Any) -> bool:
 
 
 class Call(NamedTuple):
-    """A call of `fit` or `evaluate`, on its way to Keras.
-
-    Attributes:
-        data: The data.
-        others: The other arguments by name.
-        validation: The validation data of `fit`, if there are any.
-    """
+    """A call of `fit` or `evaluate`, on its way to Keras: its data, other arguments by name, and validation data if any."""
 
     data: Data
-    others: Mapping[str, Any]
+    others: Config
     validation: Data | None = None
 
-    def with_others(self, **others: Any) -> Call:
+    def with_others(self, **others: Nested) -> Call:
         """The call with other arguments."""
         return self._replace(others={**self.others, **others})
 
-    def for_keras(self) -> dict[str, Any]:
+    def for_keras(self) -> Config:
         """The arguments as Keras takes them."""
         x, y, sample_weight = self.data[:3]
         arguments = {**self.others, "x": x, "y": y, "sample_weight": sample_weight}
@@ -88,8 +78,15 @@ class Call(NamedTuple):
 
     def drawing_from(self, stream: RandomStream) -> Call:
         """The call whose batches draw global random numbers from a stream, if Python makes them."""
-        validation = None if self.validation is None else self.validation.drawing_from(stream)
-        return self._replace(data=self.data.drawing_from(stream), validation=validation)
+
+        def drawing(data: Data) -> Data:
+            batches = data.batches
+            over = None if batches is None else lambda shuffle: stream.over(partial(batches, shuffle))
+            return data._replace(batches=over)
+
+        return self._replace(
+            data=drawing(self.data), validation=None if self.validation is None else drawing(self.validation)
+        )
 
     def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
         """The call with batches that come in the same order in each process, each made when it is needed."""
@@ -123,41 +120,31 @@ class Call(NamedTuple):
         return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
 
 
-def read_call(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
-    """A call of `fit` or `evaluate`, with its data in one form and checked.
-
-    Raises:
-        ValueError: Data are missing, superfluous, of another length, or keyed by an unknown head.
-        TypeError: Something is of a type or dtype that cannot be trained on.
-    """
+def read_call(arguments: Config, head_names: Sequence[str]) -> Call:
+    """A call of `fit` or `evaluate`, with its data in one form and checked."""
     others = dict(arguments)
     x, y, sample_weight = (others.pop(name) for name in ("x", "y", "sample_weight"))
     fraction, given = others.pop("validation_split", 0.0), others.pop("validation_data", None)
     # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
     batch_size = None if validates_during_fit(others) else others["batch_size"]
     data = read(x, y, sample_weight, head_names, batch_size)
-    _warn_of_idle(others, splits=bool(fraction) and given is not None)
+    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
+    text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
+    if fraction and given is not None:
+        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
+    if first >= end or (fraction and given is not None):
+        warnings.warn(text, UserWarning, stacklevel=4)
     if given is not None:
         return Call(data, others, _read_validation(given, head_names))
     data, held_out = data.split(fraction) if fraction else (data, None)
     return Call(data, others, held_out)
 
 
-def _warn_of_idle(others: Mapping[str, Any], *, splits: bool) -> None:
-    """Warns of arguments of `fit` that have no effect with the others."""
-    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
-    text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
-    if splits:
-        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
-    if splits or first >= end:
-        warnings.warn(text, UserWarning, stacklevel=5)
-
-
-def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
+def _read_validation(given: Given, head_names: Sequence[str]) -> Data:
     is_tuple = isinstance(given, (tuple, list))
     if is_tuple and len(given) not in (2, 3):
         raise ValueError(
-            "`validation_data` must be (x, y), (x, y, sample_weight) or what yields batches. "
+            "`validation_data` must be (x, y), (x, y, sample_weight) or an iterable of batches. "
             f"Received: a {type(given).__name__} of {len(given)}. If the inputs are several, put them into one dict."
         )
     try:
@@ -167,14 +154,16 @@ def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
         raise type(error)(f"In `validation_data`: {error}") from error
 
 
-def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None) -> Iterator[Any]:
+def read_batches(
+    x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None
+) -> Iterator[Nested]:
     """The batches of data as for `fit`, or of a list of batches, in order and outside of any graph."""
     if isinstance(x, list) and y is None and all(isinstance(each, tuple) for each in x):
         _refuse_beside_batches(x, y, sample_weight, batch_size)
         return iter(x)
     if y is None and not gives_batches(x):
         raise TypeError(
-            "`x` must be what yields batches, a list of batches, or arrays together with `y`. "
+            "`x` must be an iterable of batches, a list of batches, or arrays together with `y`. "
             f"Received: x of type {type(x).__name__} and y=None. Pass what `fit` takes, or `[(inputs, targets)]`."
         )
     data = read(x, y, sample_weight, head_names, batch_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -11,16 +10,13 @@ import tensorflow as tf
 
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import is_tensor
+from multihead._ground.types import Dataset, Given, Nested, Tensor
 from multihead._ground.validation import is_number, quoted
 from multihead._update.batch import Batch, by_head, open_batch_size
 
 
-def as_arrays(argument: str, value: Any) -> Any:
-    """A structure of arrays: lists of numbers, data frames and sparse matrices too; lists of arrays become tuples.
-
-    Raises:
-        TypeError: There is something else in it.
-    """
+def as_arrays(argument: str, value: Given) -> Nested:
+    """A structure of arrays: lists of numbers, data frames and sparse matrices too; lists of arrays become tuples."""
     if isinstance(value, Mapping):
         return {key: as_arrays(f"{argument}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, (list, tuple)) and not _is_list_of_numbers(value):
@@ -29,14 +25,14 @@ def as_arrays(argument: str, value: Any) -> Any:
     return _as_array(argument, value)
 
 
-def _is_list_of_numbers(value: Any) -> bool:
+def _is_list_of_numbers(value: Given) -> bool:
     """Whether this is a list of numbers or strings, or a list of such lists: one array, and no list of arrays."""
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and all(map(_is_list_of_numbers, value))
     return isinstance(value, (bool, float, int, str, bytes, np.generic))
 
 
-def _as_array(argument: str, value: Any) -> Any:
+def _as_array(argument: str, value: Given) -> Nested:
     if value is None or is_tensor(value):
         return value
     received = type(value).__name__
@@ -84,7 +80,7 @@ def _with_default_float(array: np.ndarray) -> np.ndarray:
     return array.astype(keras.backend.floatx(), copy=False) if np.issubdtype(array.dtype, np.floating) else array
 
 
-def read_arrays(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str]) -> Data:
+def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str]) -> Data:
     if x is None:
         raise ValueError("`x` must be given. Received: x=None. Pass the inputs, or a dataset of batches.")
     if y is None:
@@ -113,7 +109,7 @@ def read_arrays(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str]) -
     return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
-def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:
+def _named_arrays(argument: str, name: str, values: Given, head_names: Sequence[str]) -> dict[str, Tensor]:
     """One array per head, from a dict, a data frame with the heads as columns, a series, or a single head's array."""
     if hasattr(values, "iloc"):
         if values.ndim == 2 and set(values.columns) & set(head_names):
@@ -132,7 +128,7 @@ def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[st
     return arrays
 
 
-def _check_lengths(named: Mapping[str, Any]) -> None:
+def _check_lengths(named: Mapping[str, Nested]) -> None:
     """Checks that all arrays have as many rows as the first of `x`."""
     lengths: dict[int, str] = {}
     for name, nest in named.items():

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from multihead._data.arrays import as_arrays
 from multihead._data.data import Data, num_examples
-from multihead._ground.keras import spec_of_one_replica
+from multihead._ground.types import Dataset, Given, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
 from multihead.heads._reads import described
@@ -30,15 +29,7 @@ _ONE_BY_ONE = (
 )
 
 
-def read_dataset(x: Any, head_names: Sequence[str]) -> Data:
-    """A dataset of batches."""
-    specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)
-    batch = unpack(specs, head_names)
-    _check_batched(specs, f"a {type(x).__name__} of")
-    return Data(x, specs=open_batch_size(batch))
-
-
-def _check_batched(nest: Any, received: str) -> None:
+def check_batched(nest: Nested, received: str) -> None:
     """Checks that all arrays, tensors or specs in a nest can have an axis of examples in common."""
     shapes = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(nest) if not is_absent(leaf)]
     shapes = [shape for shape in shapes if shape.rank is not None]
@@ -54,24 +45,26 @@ def _check_batched(nest: Any, received: str) -> None:
 class _Completion:
     """Brings batches to one structure, `specs`: a head without targets gets placeholders with a sample weight of 0."""
 
-    def __init__(self, first: Sequence[Any], head_names: Sequence[str], source: str) -> None:
+    def __init__(self, first: Sequence[Nested], head_names: Sequence[str], source: str) -> None:
         self._head_names = list(head_names)
         self._source = source
         found = [open_batch_size(self._read(batch)) for batch in first]
         inputs = [batch.inputs for batch in found]
         for other in inputs[1:]:
             self._check_inputs(inputs[0], other)
-        targets, weights = (self._merged_by_head([batch[part] for batch in found]) for part in (1, 2))
+        parts = ([batch.targets for batch in found], [batch.sample_weights for batch in found])
+        by_name = ({name: [each[name] for each in part if name in each] for name in self._head_names} for part in parts)
+        targets, weights = ({name: self._merged(*each) for name, each in part.items() if each} for part in by_name)
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
         weights = {name: weights.get(name, no_weights) for name in targets}
         self.specs = Batch(tf.nest.map_structure(self._merged, *inputs), targets, weights)
 
-    def _read(self, batch: Any) -> Batch:
+    def _read(self, batch: Nested) -> Batch:
         named = Batch(*map(as_arrays, Batch._fields, unpack(batch, self._head_names)))
-        _check_batched(tuple(named), f"a {self._source} of")
+        check_batched(tuple(named), f"a {self._source} of")
         return named
 
-    def _check_inputs(self, specs: Any, other: Any) -> None:
+    def _check_inputs(self, specs: Nested, other: Nested) -> None:
         """Checks that the inputs of two batches, given as specs, have one structure."""
         try:
             tf.nest.assert_same_structure(specs, other)
@@ -81,11 +74,7 @@ class _Completion:
                 f"{described(other)}. {_ONE_BY_ONE}"
             ) from error
 
-    def _merged_by_head(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        specs = {name: [each[name] for each in found if name in each] for name in self._head_names}
-        return {name: self._merged(*of_head) for name, of_head in specs.items() if of_head}
-
-    def _merged(self, first: Any, *others: Any) -> Any:
+    def _merged(self, first: Nested, *others: Nested) -> Nested:
         """The spec that fits all: sizes that differ are open."""
         for other in others:
             if type(other) is not type(first) or other.dtype != first.dtype or other.shape.rank != first.shape.rank:
@@ -96,12 +85,8 @@ class _Completion:
                 )
         return merged_spec(first, *others)
 
-    def __call__(self, batch: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """A completed batch.
-
-        Raises:
-            ValueError: It has targets for a head that had none in the batches that were looked at.
-        """
+    def __call__(self, batch: Nested) -> tuple[Nested, dict[str, Tensor], dict[str, Tensor]]:
+        """A completed batch."""
         inputs, targets, weights = self._read(batch)
         self._check_inputs(self.specs.inputs, open_batch_size(inputs))
         late = [name for name in targets if name not in self.specs.targets]
@@ -122,7 +107,7 @@ class _Completion:
         return inputs, {name: targets[name] for name in names}, {name: weights[name] for name in names}
 
 
-def _looked_at(batches: Iterable[Any], head_names: Sequence[str]) -> list[Any]:
+def _looked_at(batches: Iterable[Nested], head_names: Sequence[str]) -> list[Nested]:
     """The first batches: two at least, and until every head has had targets."""
     found, seen = [], set()
     for batch in itertools.islice(batches, _LOOKED_AT):
@@ -133,7 +118,7 @@ def _looked_at(batches: Iterable[Any], head_names: Sequence[str]) -> list[Any]:
     return found
 
 
-def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
+def read_iterable(x: Iterable[Nested], head_names: Sequence[str]) -> Data:
     """A generator, which yields its batches once, or an iterable for several passes."""
     source = type(x).__name__
     batches = iter(x)
@@ -148,7 +133,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
         remaining = (complete(batch) for batch in itertools.chain(first, batches))
         return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=complete(first[0]))
 
-    def again(shuffle: Any = False) -> Iterator[Any]:
+    def again(shuffle: Given = False) -> Iterator[Nested]:
         return (complete(batch) for batch in x)
 
     # Keras accepts data for several passes only as a dataset.
@@ -159,7 +144,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
 class _CompletedSequence(keras.utils.Sequence):
     """A `PyDataset` (Keras 2: `Sequence`) around another one, with completed batches."""
 
-    def __init__(self, inner: Any, complete: _Completion) -> None:
+    def __init__(self, inner: Dataset, complete: _Completion) -> None:
         names = ("workers", "use_multiprocessing", "max_queue_size")
         super().__init__(**{name: getattr(inner, name) for name in names if hasattr(keras.utils.Sequence, name)})
         self._inner = inner
@@ -172,7 +157,7 @@ class _CompletedSequence(keras.utils.Sequence):
     def __len__(self) -> int:
         return len(self._inner)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Nested:
         return self._complete(self._inner[index])
 
     def on_epoch_begin(self) -> None:
@@ -183,12 +168,12 @@ class _CompletedSequence(keras.utils.Sequence):
         self._inner.on_epoch_end()
 
 
-def _length(x: Any) -> int | None:
+def _length(x: Dataset) -> int | None:
     """How many batches a `PyDataset` gives; None if that is unknown."""
     return x.num_batches if hasattr(x, "num_batches") else len(x)
 
 
-def read_sequence(x: Any, head_names: Sequence[str]) -> Data:
+def read_sequence(x: Dataset, head_names: Sequence[str]) -> Data:
     """A `PyDataset` (Keras 2: `Sequence`), whose length may be unknown."""
     length = _length(x)
     indices: Iterable[int] = itertools.count() if length is None else range(length)
@@ -198,12 +183,11 @@ def read_sequence(x: Any, head_names: Sequence[str]) -> Data:
     complete = _Completion(first, head_names, type(x).__name__)
     completed = _CompletedSequence(x, complete)
 
-    def batches(shuffle: Any) -> Iterator[Any]:
+    def batches(shuffle: Given) -> Iterator[Nested]:
         completed.on_epoch_begin()
         order: Iterable[int] = itertools.count() if length is None else range(length)
-        yield from (
-            completed[i] for i in (random.sample(order, len(order)) if shuffle and isinstance(order, range) else order)
-        )
+        order = random.sample(order, len(order)) if shuffle and isinstance(order, range) else order
+        yield from (completed[i] for i in order)
         completed.on_epoch_end()
 
     return Data(completed, specs=complete.specs, batches=batches, length=length, first=complete(first[0]))

@@ -7,14 +7,16 @@ generators and of `keras.utils.PyDataset` are triples of one structure. Datasets
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
-from multihead._ground.random import RandomStream
+from multihead._ground.types import Dataset, Given, Nested
 from multihead._ground.validation import is_number
 from multihead._update.batch import Batch, is_absent, rows
 
@@ -36,13 +38,13 @@ class Data(NamedTuple):
         complete: The names of heads that have been found to have a label for each element.
     """
 
-    x: Any
-    y: Any = None
-    sample_weight: Any = None
+    x: Dataset
+    y: Nested = None
+    sample_weight: Nested = None
     specs: Batch | None = None
-    batches: Callable[[Any], Iterator[Any]] | None = None
+    batches: Callable[[Given], Iterator[Nested]] | None = None
     length: int | None = None
-    first: Any = None
+    first: Nested = None
     labels_are_checked: bool = False
     complete: frozenset[str] = frozenset()
 
@@ -51,18 +53,14 @@ class Data(NamedTuple):
         """Whether these are arrays, of all examples."""
         return self.y is not None
 
-    def sample(self) -> Any:
+    def sample(self) -> Nested:
         """Some examples as a batch, without consuming them; None if unavailable."""
         if self.is_arrays:
             return rows((self.x, self.y, self.sample_weight), 0, _BATCH_SIZE)
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
-    def split(self, fraction: Any) -> tuple[Data, Data]:
-        """The first examples, and the given fraction of all examples at the end.
-
-        Raises:
-            ValueError: These are no arrays, or one of the parts would be empty.
-        """
+    def split(self, fraction: Given) -> tuple[Data, Data]:
+        """The first examples, and the given fraction of all examples at the end."""
         if not self.is_arrays:
             raise ValueError(
                 "`validation_split` must be 0 unless `x` and `y` are arrays. "
@@ -80,13 +78,9 @@ class Data(NamedTuple):
         return self._replace(x=x, y=y, sample_weight=w), self._replace(x=last_x, y=last_y, sample_weight=last_w)
 
     def as_dataset(
-        self, batch_size: int | None, steps: int | None, shuffle: Any, argument: str, seed: int | None = None
+        self, batch_size: int | None, steps: int | None, shuffle: Given, argument: str, seed: int | None = None
     ) -> tf.data.Dataset:
-        """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps.
-
-        Raises:
-            ValueError: Only Keras can read the data.
-        """
+        """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps."""
         if self.is_arrays:
             return self._of_arrays(batch_size, steps, shuffle, seed)
         if self.batches is None and isinstance(self.x, tf.data.Dataset):
@@ -103,27 +97,7 @@ class Data(NamedTuple):
         batches = batches.with_options(options)
         return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
 
-    def drawing_from(self, stream: RandomStream) -> Data:
-        """The data, whose batches draw global random numbers from a stream if Python makes them."""
-        batches = self.batches
-        return self if batches is None else self._replace(batches=lambda shuffle: stream.over(partial(batches, shuffle)))
-
-    def check_any(self) -> None:
-        """Checks that there is a batch, as far as that is known before one is drawn.
-
-        Raises:
-            ValueError: There is none.
-        """
-        size = num_examples(self.x) if self.is_arrays else self.length
-        if isinstance(self.x, tf.data.Dataset):
-            size = int(self.x.cardinality())
-        if size == 0:
-            raise ValueError(
-                f"`x` must yield at least one batch. Received: x of type {type(self.x).__name__} without examples. Check "
-                "its source: a file, a filter or a split may be empty."
-            )
-
-    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any, seed: int | None) -> tf.data.Dataset:
+    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Given, seed: int | None) -> tf.data.Dataset:
         parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
         size = num_examples(self.x)
         batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
@@ -140,7 +114,7 @@ class Data(NamedTuple):
         )
         return batches.apply(tf.data.experimental.assert_cardinality(math.ceil(size / batch_size)))
 
-    def whole(self, batch_size: int | None, steps: int | None) -> Iterator[Any] | None:
+    def whole(self, batch_size: int | None, steps: int | None) -> Dataset:
         """All batches once, in order, before training; None if the data cannot be read once more, or may have no end.
 
         If the number of steps in an epoch was given, data whose length is unknown may have no end.
@@ -161,13 +135,21 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset
 
     @as_is
-    def present(inputs: Any, *others: Any) -> Any:
+    def present(inputs: Nested, *others: Nested) -> Nested:
         kept = ({k: v for k, v in each.items() if v is not None} if isinstance(each, dict) else each for each in others)
         return (inputs, *(each for each in kept if each is not None))
 
     return dataset.map(present)
 
 
-def num_examples(nest: Any) -> int:
+def num_examples(nest: Nested) -> int:
     leaf = next(leaf for leaf in tf.nest.flatten(nest) if leaf is not None)
     return int(leaf.shape[0])
+
+
+def digest_of(nest: Nested, digest: int = 0) -> int:
+    """A number that depends on all values of a nest of arrays and tensors, and on the digest before it."""
+    for leaf in tf.nest.flatten(nest, expand_composites=True):
+        array = np.asarray(leaf)
+        digest = zlib.crc32(repr(array.tolist()).encode() if array.dtype == object else array.tobytes(), digest)
+    return digest

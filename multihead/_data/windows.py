@@ -6,35 +6,22 @@ One element is one update, so Keras counts updates: steps, progress bar, callbac
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
+from multihead._ground.types import Dataset, Given, Nested
 from multihead._update.batch import batch_size, rows
 
 _KEY = "window"
 
 
-def is_window(data: Any) -> bool:
-    """Whether the data that Keras passes to a training step are a window of batches."""
-    return isinstance(data, dict) and set(data) == {_KEY}
-
-
-def batches_of_update(data: Any, gradient_accumulation_steps: int) -> list[Any]:
-    """The batches of one update.
-
-    Args:
-        data: A window, a list of batches (tuples), or one batch.
-        gradient_accumulation_steps: The option of `compile`.
-
-    Raises:
-        ValueError: There are none, or more than `gradient_accumulation_steps`; or `data` is one batch, and the option is
-            above 1.
-    """
+def batches_of_update(data: Dataset, gradient_accumulation_steps: int) -> list[Nested]:
+    """The batches of one update, from a window, a list of batches (tuples), or one batch."""
     is_list = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
-    batches = list(data[_KEY]) if is_window(data) else list(data) if is_list else [data]
-    is_alone = not is_list and not is_window(data)
+    is_window = isinstance(data, dict) and set(data) == {_KEY}
+    batches = list(data[_KEY]) if is_window else list(data) if is_list else [data]
+    is_alone = not is_list and not is_window
     if not 0 < len(batches) <= gradient_accumulation_steps or (is_alone and gradient_accumulation_steps > 1):
         most = "a list of at most" if gradient_accumulation_steps > 1 else "at most"
         received = "one batch" if is_alone else f"a list of {len(batches)}"
@@ -50,23 +37,16 @@ def batches_of_update(data: Any, gradient_accumulation_steps: int) -> list[Any]:
 
 def in_windows(
     batches: tf.data.Dataset, size: int, ahead: int, strategy: tf.distribute.Strategy, steps_per_epoch: int | None
-) -> tuple[Any, int | None]:
-    """Groups batches into windows; returns these and `steps_per_epoch`, as `fit` of Keras takes them.
+) -> tuple[Dataset, int | None]:
+    """Groups batches into windows of `size` batches; returns these and `steps_per_epoch`, as `fit` of Keras takes them.
 
-    Args:
-        batches: The batches.
-        size: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
-        ahead: The number of windows that are made before they are needed.
-        strategy: The strategy that `fit` runs under.
-        steps_per_epoch: The number of updates of an epoch, if it is given.
-
-    Raises:
-        ValueError: The number of updates is needed, on several replicas, and not known.
+    If the last window of an epoch has fewer, it is padded with empty batches. `ahead` windows are made before they are
+    needed.
     """
     empty = tf.nest.map_structure(_empty, batches.element_spec)
 
     @as_is
-    def as_element(*window: Any) -> dict[str, Any]:
+    def as_element(*window: Nested) -> dict[str, Nested]:
         # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
         successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])
         filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(size))
@@ -93,11 +73,11 @@ def _of_replicas(windows: tf.data.Dataset, context: tf.distribute.InputContext) 
     here = num_replicas // context.num_input_pipelines
     mine = [context.input_pipeline_id * here + i for i in range(here)]
 
-    def part(batch: Any, replica: int) -> Any:
+    def part(batch: Nested, replica: int) -> Nested:
         size = batch_size(batch)
         return rows(batch, size * replica // num_replicas, size * (replica + 1) // num_replicas)
 
-    def parts(window: Any) -> tf.data.Dataset:
+    def parts(window: Nested) -> tf.data.Dataset:
         elements = [{_KEY: tuple(part(batch, replica) for batch in window[_KEY])} for replica in mine]
         first, *others = map(tf.data.Dataset.from_tensors, elements)
         for other in others:
@@ -107,7 +87,7 @@ def _of_replicas(windows: tf.data.Dataset, context: tf.distribute.InputContext) 
     return windows.flat_map(parts)
 
 
-def _empty(spec: Any) -> Any:
+def _empty(spec: Given) -> Nested:
     """A value of a spec without any examples."""
     shape = [0, *(size or 0 for size in spec.shape.as_list()[1:])]
     if isinstance(spec, tf.SparseTensorSpec):

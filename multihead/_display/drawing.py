@@ -1,13 +1,14 @@
-"""What all plots share: figures without a display, colours, lines, bars and heat maps."""
+"""What everything drawn shares: optional packages, tables as text; figures without a display, lines, bars and heat maps."""
 
 from __future__ import annotations
 
+import importlib
+import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from multihead._display.tables import needed
+from multihead._ground.types import Axis, Config, Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, with a darker yellow."""
@@ -17,31 +18,75 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 """The styles of lines; heads beyond the number of colours have the next style."""
 
 
-def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed.
+def optional(module: str) -> Figure:
+    """An optional module, or None if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
 
-    Raises:
-        ImportError: matplotlib, which `what` needs, is not installed.
-    """
+
+def needed(module: str, extra: str, what: str) -> Figure:
+    """An optional module."""
+    found = optional(module)
+    if found is None:
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs {package}. Received: none installed. Run `pip install 'multihead[{extra}]'`.")
+    return found
+
+
+def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
+    """A table as text without colours; columns of `numbers`, by default all but the first, are aligned to the right."""
+    right = [column in numbers if numbers is not None else place > 0 for place, column in enumerate(columns)]
+    tables, consoles, texts = optional("rich.table"), optional("rich.console"), optional("rich.text")
+    if tables is None or consoles is None or texts is None:
+        return _plain(title, columns, rows, right)
+    table = tables.Table(title=texts.Text(title), title_justify="left")
+    for column, is_right in zip(columns, right):
+        table.add_column(texts.Text(column), justify="right" if is_right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(texts.Text, row))
+    file = io.StringIO()
+    consoles.Console(file=file, width=1000, color_system=None, force_terminal=False, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    widths = [max(map(len, column)) for column in zip(columns, *rows)]
+    lines = [
+        "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right))
+        for row in (columns, *rows)
+    ]
+    return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def plain(number: float) -> str:
+    """A number with three digits, without an exponent if it is of ordinary size."""
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"
+
+
+def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Axis]:
+    """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed."""
     figure = needed("matplotlib.figure", "plots", what).Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def title(axis: Any, message: str, detail: str = "") -> None:
+def title(axis: Axis, message: str, detail: str = "") -> None:
     """A message above a plot, and a detail in grey below the message."""
     axis.set_title(message, loc="left", fontsize=12, fontweight="bold", pad=24 if detail else 8)
     if detail:
         axis.text(0, 1, detail, transform=axis.transAxes, fontsize=9, color=GREY, va="bottom", ha="left").set_y(1.02)
 
 
-def open_axis(axis: Any) -> None:
+def open_axis(axis: Axis) -> None:
     """Removes the frame of an axis except for the left and the lower line."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
     axis.tick_params(colors=GREY, labelsize=9)
 
 
-def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
+def lines(axis: Axis, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
     """One line of `[points]` values per name, on an axis whose scales are set, with its text at the right end.
 
     Texts do not overlap, and non-finite values have no point.
@@ -58,7 +103,7 @@ def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Ma
         label_ends(axis, [(y, texts[name], of_line) for name, (_, y, of_line) in ends.items()])
 
 
-def label_ends(axis: Any, labels: Sequence[tuple[float, str, str]], size: float = 10) -> None:
+def label_ends(axis: Axis, labels: Sequence[tuple[float, str, str]], size: float = 10) -> None:
     """Labels (value, text and colour) at the right edge of an axis with everything drawn, apart from each other."""
     axis.figure.draw_without_rendering()
     height = axis.get_window_extent().height
@@ -94,7 +139,7 @@ def colour(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
 
 
-def bars(axis: Any, message: str, names: Sequence[str], values: np.ndarray, texts: Sequence[str]) -> None:
+def bars(axis: Axis, message: str, names: Sequence[str], values: np.ndarray, texts: Sequence[str]) -> None:
     """Horizontal bars with a text at the end of each; non-finite values have no bar."""
     finite = np.where(np.isfinite(values), values, 0.0)
     axis.barh(range(len(names)), finite, height=0.6, color=[colour(k) for k in range(len(names))])
@@ -108,7 +153,9 @@ def bars(axis: Any, message: str, names: Sequence[str], values: np.ndarray, text
     axis.set_title(message, loc="left", fontsize=10)
 
 
-def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, columns: Sequence[str] | None = None) -> None:
+def heat_map(
+    axis: Axis, message: str, rows: Sequence[str], values: np.ndarray, columns: Sequence[str] | None = None
+) -> None:
     """A matrix of cosines, from -1 (orange) to 1 (purple), each with its number.
 
     The cells of non-finite values are empty. Without `columns`, they are the rows, of which only the pairs below the
@@ -136,12 +183,8 @@ def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, c
     axis.set_title(message, loc="left", fontsize=10)
 
 
-def cosine_matrix(statistics: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The matrix of cosines between heads, and with the update, from statistics by name.
-
-    Returns:
-        The names of rows and columns, and the matrix; NaN for unknown cosines. Nothing if no cosine is known.
-    """
+def cosine_matrix(statistics: Config, heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The rows of the matrix of cosines between heads, and with the update, and the matrix; nothing if none is known."""
     names = [*heads, "update"]
     values = np.full([len(names), len(names)], np.nan)
     np.fill_diagonal(values, 1.0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from multihead._display.drawing import DASHES, GREY, colour, label_ends, new_figure, open_axis, title
+from multihead._ground.types import Axis, Figure
 
 _WHAT = "`plots.front`"
 _MARKERS = {"alone": "*", "fixed": "o", "rule": "D"}
@@ -39,7 +40,7 @@ class Point(NamedTuple):
 
 def draw_front(
     points: Sequence[Point], names: Mapping[str, str], directions: Mapping[str, str], seeds: int, split: str
-) -> Any:
+) -> Figure:
     """Draws variants of two heads with an axis for each head, and variants of more heads as lines over the heads.
 
     `names` are the heads' metrics, and `directions` `"max"` or `"min"`, by head name.
@@ -71,7 +72,7 @@ def _colours(points: Sequence[Point]) -> dict[str, str]:
 
 
 def _scatter(
-    axis: Any, points: Sequence[Point], names: Sequence[str], directions: Sequence[str], colours: Mapping[str, str]
+    axis: Axis, points: Sequence[Point], names: Sequence[str], directions: Sequence[str], colours: Mapping[str, str]
 ) -> None:
     known = [point for point in points if np.isfinite(point.means).all()]
     for is_equal_cost, style in ((False, "-"), (True, "--")):
@@ -104,13 +105,13 @@ def _scatter(
     _place(axis, [(point.name, point.means, colours[point.name]) for point in known])
 
 
-def _place(axis: Any, labels: Sequence[tuple[str, Sequence[float], str]]) -> None:
+def _place(axis: Axis, labels: Sequence[tuple[str, Sequence[float], str]]) -> None:
     """Writes each label beside its point, where it covers no other label and no point, if there is such a place."""
     axis.figure.draw_without_rendering()
     marks = [axis.transData.transform(place) for _, place, _ in labels]
-    taken: list[Any] = []
+    taken: list[Axis] = []
     for text, place, of_text in labels:
-        best: tuple[int, Any, Any] | None = None
+        best: tuple[int, Axis, Axis] | None = None
         for distance, (x, y) in itertools.product((8, 16, 26, 38, 52, 70), ((1, 0), (-1, 0), (0, 1), (0, -1), *_DIAGONALS)):
             label = axis.annotate(
                 text, place, xytext=(distance * x, distance * y), textcoords="offset points", color=of_text, fontsize=9,
@@ -141,7 +142,7 @@ _DIAGONALS = tuple(itertools.product((1, -1), (1, -1)))
 _ALIGNED = {0: "center", 1: "left", -1: "right"}
 
 
-def _parallel(axis: Any, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
+def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
     """A line for each variant over the heads: its relative change against alone, above 0 is better."""
     places = np.arange(len(names))
     fixed = [point.name for point in points if point.role == "fixed" and point.base is None]

@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from multihead._display.drawing import GREY, colour, cosine_matrix, heat_map, label_ends, lines, open_axis, title
-from multihead._display.tables import needed, plain
+from multihead._display.drawing import (
+    GREY,
+    colour,
+    cosine_matrix,
+    heat_map,
+    label_ends,
+    lines,
+    needed,
+    open_axis,
+    plain,
+    title,
+)
+from multihead._ground.types import Axis, Callback, Config, Given
 from multihead._ground.validation import nearest
 
 _LOSS = "_loss"
@@ -47,8 +57,18 @@ class Run:
     unit: str = "updates"
 
     def smoothed(self, values: np.ndarray) -> np.ndarray:
-        """Values as they are drawn: those of updates are smoothed."""
-        return _smooth(values) if self.unit == "updates" else values
+        """Values as they are drawn: those of updates as exponential averages over about a twentieth of the run.
+
+        They have no bias towards 0, and are NaN for missing values.
+        """
+        if self.unit != "updates":
+            return values
+        decay = 1 - min(0.3, 20 / len(values))
+        averages, total, weight = np.full(len(values), np.nan), 0.0, 0.0
+        for i in np.flatnonzero(np.isfinite(values)):
+            total, weight = decay * total + values[i], decay * weight + 1
+            averages[i] = total / weight
+        return averages
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -86,15 +106,8 @@ def read(path: str | os.PathLike[str]) -> Run:
     )
 
 
-def _of_history(history: Any) -> Run:
-    """The run of one call of `fit`, by epoch.
-
-    Args:
-        history: What `fit` has returned.
-
-    Raises:
-        ValueError: It has no epoch, or no losses of heads.
-    """
+def _of_history(history: Callback) -> Run:
+    """The run of one call of `fit`, which has returned the history, by epoch."""
     known = {name: np.array(values, np.float64) for name, values in history.history.items()}
     of_training = {name: values for name, values in known.items() if not name.startswith("val_")}
     heads = tuple(name.removesuffix(_LOSS) for name in of_training if name.endswith(_LOSS))
@@ -109,47 +122,52 @@ def _of_history(history: Any) -> Run:
     return Run(heads, steps, of_training, {}, next(iter(steps_of.values()), steps[:0]), validation, "history", "epochs")
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a ledger. A last line that a crash has cut off is left out.
+def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
+    """The lines of a ledger. A last line that a crash has cut off is left out."""
+    hint = "Pass a file of `callbacks.UpdateLogger`."
+    return read_lines(path, "a ledger, with a JSON object per line", lambda line, number: "step" in line, hint)
 
-    Raises:
-        ValueError: The file is no ledger.
-        FileNotFoundError: There is no such file.
+
+def read_lines(path: str | os.PathLike[str], kind: str, is_valid: Callable[[Config, int], bool], hint: str) -> list[Config]:
+    """The lines of a file of JSON objects; `kind` says of what, and `is_valid` whether a line with its number is one.
+
+    A last line without a line break, which a crash has cut off, is left out.
     """
     if not os.path.exists(path):
         folder = Path(path).parent
         near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
-        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass a file of `callbacks.UpdateLogger`."
+        hint = f"Did you mean {str(folder / near)!r}?" if near else hint
         raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
-    with open(path, encoding="utf-8") as file:
-        return list(_parsed(file.read().split("\n"), path))
-
-
-def _parsed(lines: list[str], path: Any) -> Iterator[dict[str, Any]]:
-    for number, text in enumerate(lines):
-        if not text:
-            continue
+    texts, found = Path(path).read_text(encoding="utf-8").split("\n"), []
+    for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
+            line = json.loads(text) if text else None
         except ValueError:
             line = None
-        if isinstance(line, dict) and "step" in line:
-            yield line
-        elif number + 1 < len(lines):  # what ends without a line break was cut off
+        if isinstance(line, dict) and is_valid(line, number):
+            found.append(line)
+        elif text and number < len(texts):
             raise ValueError(
-                "`path` must be the file of a ledger, with a JSON object per line. Received: "
-                f"{os.fspath(path)!r}, whose line {number + 1} is {text[:60]!r}. Pass a file of `callbacks.UpdateLogger`."
+                f"`path` must be the file of {kind}. Received: {os.fspath(path)!r}, whose line {number} is {text[:60]!r}. "
+                f"{hint}"
             )
+    return found
 
 
-def runs_of(run: Any) -> list[Run]:
-    """The runs of what a plot is given: one or several, each with a unique name.
-
-    Raises:
-        TypeError: One is neither a run, a file nor a `History`.
-    """
+def runs_of(run: Given) -> list[Run]:
+    """The runs of what a plot is given: one or several, each with a unique name."""
     given = list(run) if isinstance(run, (list, tuple)) else [run]
-    found = [_one(each) for each in given]
+    found = []
+    for each in given:
+        if isinstance(each, (str, os.PathLike)):
+            found.append(read(each))
+        elif isinstance(each, Run) or (hasattr(each, "history") and hasattr(each, "epoch")):
+            found.append(each if isinstance(each, Run) else _of_history(each))
+        else:
+            raise TypeError(
+                "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`, or a list of these. "
+                f"Received: {each!r}. Pass what `fit` has returned."
+            )
     if not found:
         raise ValueError("`run` must be at least one run. Received: an empty list. Pass the file of a ledger.")
     names = [each.name or "run" for each in found]
@@ -157,20 +175,7 @@ def runs_of(run: Any) -> list[Run]:
     return [replace(each, name=name) for each, name in zip(found, numbered)]
 
 
-def _one(run: Any) -> Run:
-    if isinstance(run, Run):
-        return run
-    if isinstance(run, (str, os.PathLike)):
-        return read(run)
-    if hasattr(run, "history") and hasattr(run, "epoch"):
-        return _of_history(run)
-    raise TypeError(
-        "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`, or a list of these. "
-        f"Received: {run!r}. Pass what `fit` has returned."
-    )
-
-
-def _columns(found: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def _columns(found: Sequence[Config]) -> dict[str, np.ndarray]:
     names = dict.fromkeys(name for line in found for name in line)
     names = {name: None for name in names if name not in ("step", "epoch", "applied", "layers")}
     return {name: np.array([line.get(name) for line in found], np.float64) for name in names}
@@ -179,16 +184,6 @@ def _columns(found: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 def _mean(values: Sequence[float]) -> float:
     known = np.isfinite(values)
     return float(np.mean(np.asarray(values)[known])) if known.any() else float("nan")
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """An exponential average over about a twentieth of the run, without bias towards 0; NaN for missing values."""
-    decay = 1 - min(0.3, 20 / len(values))
-    averages, total, weight = np.full(len(values), np.nan), 0.0, 0.0
-    for i in np.flatnonzero(np.isfinite(values)):
-        total, weight = decay * total + values[i], decay * weight + 1
-        averages[i] = total / weight
-    return averages
 
 
 def of_heads(run: Run, name: str) -> dict[str, np.ndarray]:
@@ -215,7 +210,7 @@ def by_layer(run: Run) -> dict[str, np.ndarray]:
     return {pair: found[pair] for pair in found if pair in known[:6]}
 
 
-def draw_losses(axis: Any, run: Run) -> None:
+def draw_losses(axis: Axis, run: Run) -> None:
     """Each head's loss relative to that at the start."""
     by_head, texts, dots = {}, {}, []
     for k, head in enumerate(run.heads):
@@ -245,7 +240,7 @@ _TITLES = {
 }
 
 
-def draw_values(axis: Any, run: Run, name: str) -> None:
+def draw_values(axis: Axis, run: Run, name: str) -> None:
     """A statistic of each head: its norm, weight or coefficient; norms, and values far apart, on a logarithmic scale."""
     by_head = of_heads(run, name)
     texts, drawn = {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()}, _known(by_head)
@@ -259,7 +254,7 @@ def draw_values(axis: Any, run: Run, name: str) -> None:
     title(axis, *_TITLES[name])
 
 
-def draw_shares(axis: Any, run: Run) -> None:
+def draw_shares(axis: Axis, run: Run) -> None:
     """Each head's share of the encoder's gradient, as a stack of areas."""
     values = np.array([np.nan_to_num(each) for each in of_heads(run, "share").values()])
     values = values / np.where(values.sum(axis=0) > 0, values.sum(axis=0), 1.0)
@@ -274,13 +269,13 @@ def draw_shares(axis: Any, run: Run) -> None:
     title(axis, "Who moves the encoder", "share of each head in the sum of the gradients' norms, after balancing")
 
 
-def draw_cosines(axis: Any, run: Run) -> None:
+def draw_cosines(axis: Axis, run: Run) -> None:
     """The mean cosines between heads."""
     heat_map(axis, "", *cosines(run))
     title(axis, "Which heads agree", "mean cosine of gradients: +1 the same, −1 opposed")
 
 
-def draw_layers(axis: Any, run: Run) -> None:
+def draw_layers(axis: Axis, run: Run) -> None:
     """The mean cosines in each layer."""
     by_pair = by_layer(run)
     heat_map(axis, "", list(run.layers), np.array(list(by_pair.values())).T, list(by_pair))
@@ -301,7 +296,7 @@ def _share(value: float) -> str:
     return f"{value:.0%}" if value >= 0.095 or value == 0 else f"{value:.1%}" if value >= 0.001 else f"{value:.2%}"
 
 
-def _ticks(axis: Any, text: Callable[[float], str]) -> None:
+def _ticks(axis: Axis, text: Callable[[float], str]) -> None:
     """Labels of the vertical axis; on a logarithmic one at 1, 2 and 5 times the powers of ten."""
     if axis.get_yscale() == "log":
         ticker = needed("matplotlib.ticker", "plots", "`plots`")

@@ -6,47 +6,29 @@ import gc
 import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers
-from multihead._ground.validation import check_choice, check_head_names, quoted
+from multihead._ground.types import Config, Function, Given, Layer, Nested, Trainer
+from multihead._ground.validation import check_head_names, quoted
 from multihead.heads._named import NamedHead
 
-Step = Callable[[Any], Any] | None
-
-
-def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> list[str]:
-    """The names of the heads that `export` was asked for.
-
-    Raises:
-        ValueError: A head is unknown, or is not built.
-    """
-    asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
-    for name in asked or [head]:
-        check_choice("heads", name, names)
-        if name not in built:
-            raise ValueError(
-                f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
-                "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
-            )
-    return asked
+Step = Function | None
 
 
 def export_heads(
     path: str | os.PathLike[str],
-    encoder: Any,
+    encoder: Layer,
     heads: Sequence[NamedHead],
-    encoder_specs: Any,
+    encoder_specs: Nested,
     *,
     by_head: bool,
     preprocess: Step,
-    inputs: Any,
+    inputs: Nested,
     generate: Step | Mapping[str, Step],
     postprocess: Step | Mapping[str, Step],
 ) -> None:
@@ -63,7 +45,10 @@ def export_heads(
     names = [head.name for head in heads]
     generators = _steps("generate", generate, names)
     finishers = _steps("postprocess", postprocess, names)
-    _check_callable("preprocess", preprocess)
+    for argument, steps in (("preprocess", {"": preprocess}), ("generate", generators), ("postprocess", finishers)):
+        for step in steps.values():
+            if step is not None and not callable(step):
+                raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten([] if inputs is None else inputs)):
         raise TypeError(
             f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
@@ -81,17 +66,33 @@ def export_heads(
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
             step = generators[head.name]
-            own = None if step is None else head.in_units(call_users(step, head.read(representation)))
-            output = head.generate(representation) if step is None else own
+            if step is None:
+                output = head.generate(representation)
+            else:
+                output = head.in_units(call_users(step, head.read(representation)))
             step = finishers[head.name]
             output = output if step is None else call_module(step, output, training=False)
-            _add_outputs(outputs, output, head.name, by_head)
+            own = output if isinstance(output, Mapping) else {head.name: output}  # a dict keeps its keys
+            if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
+                raise ValueError(
+                    f"`postprocess` must return a tensor or a dict of tensors by name. Received: {output}. Pass a "
+                    "`postprocess` that converts the head's output to one."
+                )
+            prefix = f"{head.name}_" if by_head and isinstance(output, Mapping) else ""
+            twice = [f"{prefix}{key}" for key in own if f"{prefix}{key}" in outputs]
+            if twice:
+                raise ValueError(
+                    f"`postprocess` must lead to distinct names. Received: {twice[0]!r} twice, the second time of head "
+                    f"{head.name!r}. Rename a key."
+                )
+            outputs.update({f"{prefix}{key}": value for key, value in own.items()})
         return outputs
 
-    steps: list[Any] = [preprocess, *generators.values(), *finishers.values()]
-    steps += [part for head in heads for part in (head.module, head.scaling)]
-    parts = [encoder, *(step for step in steps if step is not None)]
-    with _without_cudnn(parts):
+    used: list[Given] = [preprocess, *generators.values(), *finishers.values()]
+    used += [part for head in heads for part in (head.module, head.scaling)]
+    parts = [encoder, *(each for each in used if each is not None)]
+    layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]
+    with temporarily("use_cudnn", [(layer, False) for layer in layers]):  # kernels for GPUs alone would not run anywhere
         signature = graph_function(answer).get_concrete_function(**named)
     # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
     exported = tf.Module()
@@ -99,7 +100,7 @@ def export_heads(
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
 
 
-def _by_name(specs: Any) -> dict[str, tf.TensorSpec]:
+def _by_name(specs: Nested) -> dict[str, tf.TensorSpec]:
     """The specs of a nest by their names, or by their paths in it."""
     named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
     if len(named) < len(tf.nest.flatten(specs)):
@@ -109,12 +110,7 @@ def _by_name(specs: Any) -> dict[str, tf.TensorSpec]:
     return named
 
 
-def _check_callable(argument: str, step: Any) -> None:
-    if step is not None and not callable(step):
-        raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
-
-
-def _steps(argument: str, given: Any, heads: Sequence[str]) -> dict[str, Step]:
+def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]:
     """One function or None for each head, from a function for a single head or a dict by head name."""
     if isinstance(given, Mapping):
         check_head_names(argument, given, heads)
@@ -124,12 +120,10 @@ def _steps(argument: str, given: Any, heads: Sequence[str]) -> dict[str, Step]:
             f"the heads {quoted(heads)}. Pass, for example, {{{heads[0]!r}: ...}}."
         )
     steps = given if isinstance(given, Mapping) else dict.fromkeys(heads, given)
-    for step in steps.values():
-        _check_callable(argument, step)
     return {name: steps.get(name) for name in heads}
 
 
-def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
+def _by_path(nest: Nested, path: str = "") -> Config:
     """The leaves of a nest by their keys and positions (`inputs` for a single tensor), in the order of `tf.nest.flatten`."""
     if isinstance(nest, Mapping):
         parts = [(f"{path}_{key}" if path else str(key), nest[key]) for key in sorted(nest)]
@@ -140,7 +134,7 @@ def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
     return {name: leaf for inner, value in parts for name, leaf in _by_path(value, inner).items()}
 
 
-def _checked(given: Any, specs: Any) -> Any:
+def _checked(given: Given, specs: Nested) -> Trainer:
     """Checks that the result of `preprocess` has the structure and ranks that the encoder was built for."""
     ranks = {path: spec.shape.rank for path, spec in _by_path(specs).items()}
     tensors = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
@@ -152,36 +146,8 @@ def _checked(given: Any, specs: Any) -> Any:
     return given
 
 
-def _add_outputs(outputs: dict[str, tf.Tensor], output: Any, name: str, by_head: bool) -> None:
-    """Adds a head's outputs to the signature's: a single tensor gets the head's name, a dict keeps its keys."""
-    own = output if isinstance(output, Mapping) else {name: output}
-    if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
-        raise ValueError(
-            f"`postprocess` must return a tensor or a dict of tensors by name. Received: {output}. Pass a `postprocess` "
-            "that converts the head's output to one."
-        )
-    for key, value in own.items():
-        full = f"{name}_{key}" if by_head and isinstance(output, Mapping) else key
-        if full in outputs:
-            raise ValueError(
-                f"`postprocess` must lead to distinct names. Received: {full!r} twice, the second time of head {name!r}. "
-                "Rename a key."
-            )
-        outputs[full] = value
-
-
-def _without_cudnn(parts: Sequence[Any]) -> AbstractContextManager[None]:
-    """A context in which recurrent layers do not use GPU-only kernels, so that the export runs anywhere."""
-    layers = [layer for part in parts for layer in all_layers(part)]
-    return temporarily("use_cudnn", [(layer, False) for layer in layers if hasattr(layer, "use_cudnn")])
-
-
-def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:
-    """The lookup tables that a traced function uses, found by following the references of its parts.
-
-    Raises:
-        ValueError: A table, or another resource, cannot be found.
-    """
+def _tables(traced: Given, parts: Sequence[Layer]) -> list[Given]:
+    """The lookup tables that a traced function uses, found by following the references of its parts."""
     variables = {id(variable.handle) for variable in traced.variables}
     needed = {id(tensor) for tensor in traced.captured_inputs if tensor.dtype == tf.resource} - variables
     tables, seen, waiting = [], set(), deque(parts)

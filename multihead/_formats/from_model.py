@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,36 +20,28 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
+from multihead._ground.types import Config, Given, Layer, Metric, Nested, Node, Tensor
 from multihead._ground.validation import quoted
 
 
 class Parts(NamedTuple):
-    """A model in parts.
-
-    Attributes:
-        encoder: From the model's inputs to the representation: one tensor, or a dict of several.
-        heads: By the name of an output, the model from the representation to it, and what it reads of a dict; None: all.
-    """
+    """A model in parts: the encoder, from the inputs to the representation, which is one tensor or a dict of several."""
 
     encoder: keras.Model
-    heads: dict[str, tuple[Any, Any]]
+    heads: dict[str, tuple[Layer, Given]]  # by output: from the representation to it, and what it reads of a dict; None: all
 
 
-def parts_of(model: Any, representation: str | Sequence[str] | None) -> Parts:
-    """Takes a functional model apart where its outputs' ways part, or at given layers.
-
-    Args:
-        model: The model.
-        representation: The names of the layers whose outputs are the representation. None: all that at least two outputs
-            depend on is the encoder.
-
-    Raises:
-        TypeError: `model` is not a Keras model.
-        ValueError: It is no graph of layers, has fewer than two outputs or no part that outputs share, or `representation`
-            names no layer on the way from its inputs to an output.
-    """
+def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
+    """Takes a functional model apart where its outputs' ways part, or at the layers whose outputs are the representation."""
     outputs = _outputs_of(model)
-    _check_divided(outputs)
+    last = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
+    (alone,) = last.values() if len(last) == 1 else (None,)
+    if alone is not None and len(outputs_of(alone)) > 1:
+        name = layer_of(alone).name
+        raise ValueError(
+            f"`model` must divide into heads outside of nested models. Received: a model all of whose outputs come from "
+            f"layer {name!r}. Pass that model: `from_model(model.get_layer({name!r}))`."
+        )
     nodes = nodes_in_order(outputs.values())
     behind = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
@@ -57,7 +49,13 @@ def parts_of(model: Any, representation: str | Sequence[str] | None) -> Parts:
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
-    _check_shared(model, nodes, in_encoder)
+    layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
+    if not any(getattr(layer, "weights", None) for layer in layers):
+        raise ValueError(
+            "`model` must have layers with weights that at least two outputs depend on; they become the encoder. Received: "
+            f"{model.name!r}, whose outputs share only {quoted(layer.name for layer in layers)}. Train such outputs as "
+            "separate models, or pass `representation=` with the layers whose outputs the heads read."
+        )
     leaving = [tensor for node in nodes if id(node) not in in_encoder for tensor in inputs_of(node)]
     leaving = [tensor for tensor in (*leaving, *outputs.values()) if id(node_of(tensor)) in in_encoder]
     boundary = _keys({id(tensor): tensor for tensor in leaving}.values())
@@ -66,13 +64,8 @@ def parts_of(model: Any, representation: str | Sequence[str] | None) -> Parts:
     return Parts(encoder, {name: _head(name, tensor, boundary) for name, tensor in outputs.items()})
 
 
-def _outputs_of(model: Any) -> dict[str, Any]:
-    """The outputs of a model by name: the keys of a dict, otherwise Keras's names.
-
-    Raises:
-        TypeError: It is not a Keras model.
-        ValueError: It is not a functional model with several outputs, or adds losses that belong to no layer.
-    """
+def _outputs_of(model: Layer) -> dict[str, Tensor]:
+    """The outputs of a model by name: the keys of a dict, otherwise Keras's names."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"`model` must be a Keras model with several outputs. Received: model={model!r}. Pass a functional model."
@@ -103,12 +96,8 @@ def _outputs_of(model: Any) -> dict[str, Any]:
     return dict(zip(names, flat))
 
 
-def _named(model: Any, nodes: Sequence[Any], names: str | Sequence[str]) -> list[Any]:
-    """The symbolic tensors that the layers of some names return.
-
-    Raises:
-        ValueError: There is no such layer on the way to an output.
-    """
+def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> list[Given]:
+    """The symbolic tensors that the layers of some names return."""
     wanted = [names] if isinstance(names, str) else list(names)
     found = {layer_of(node).name: node for node in nodes}
     unknown = [name for name in wanted if name not in found]
@@ -121,41 +110,9 @@ def _named(model: Any, nodes: Sequence[Any], names: str | Sequence[str]) -> list
     return [tensor for name in wanted for tensor in outputs_of(found[name])]
 
 
-def _check_shared(model: Any, nodes: Sequence[Any], in_encoder: set[int]) -> None:
-    """Checks that the encoder has weights.
-
-    Raises:
-        ValueError: It has none.
-    """
-    layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
-    if any(getattr(layer, "weights", None) for layer in layers):
-        return
-    raise ValueError(
-        "`model` must have layers with weights that at least two outputs depend on; they become the encoder. Received: "
-        f"{model.name!r}, whose outputs share only {quoted(layer.name for layer in layers)}. Train such outputs as separate "
-        "models, or pass `representation=` with the layers whose outputs the heads read."
-    )
-
-
-def _check_divided(outputs: Mapping[str, Any]) -> None:
-    """Checks that the heads are parts of their own.
-
-    Raises:
-        ValueError: All outputs come from one nested model.
-    """
-    nodes = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
-    (node,) = nodes.values() if len(nodes) == 1 else (None,)
-    if node is not None and len(outputs_of(node)) > 1:
-        layer = layer_of(node)
-        raise ValueError(
-            f"`model` must divide into heads outside of nested models. Received: a model all of whose outputs come from "
-            f"layer {layer.name!r}. Pass that model: `from_model(model.get_layer({layer.name!r}))`."
-        )
-
-
-def _keys(tensors: Any) -> dict[str, Any]:
+def _keys(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     """Symbolic tensors by unique names: those of their layers, with a number where a layer returns several."""
-    found: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
     for tensor in tensors:
         name = str(layer_of(node_of(tensor)).name).replace("/", "_")
         taken = [key for key in found if key == name or key.rpartition("_")[0] == name]
@@ -163,7 +120,7 @@ def _keys(tensors: Any) -> dict[str, Any]:
     return found
 
 
-def _head(name: str, output: Any, boundary: Mapping[str, Any]) -> tuple[Any, Any]:
+def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[Layer, Given]:
     """The layers from the representation to an output as a model, and what it reads of the representation."""
     nodes = nodes_in_order([output], boundary.values())
     read = {id(tensor) for node in nodes for tensor in inputs_of(node)} or {id(output)}
@@ -171,7 +128,7 @@ def _head(name: str, output: Any, boundary: Mapping[str, Any]) -> tuple[Any, Any
     reads = None if len(boundary) == 1 else keys if len(keys) > 1 else keys[0]
     if not nodes:  # the output is part of the representation
         return keras.layers.Identity(dtype=output.dtype, name=name), reads
-    inputs = [_input_like(boundary[key]) for key in keys]
+    inputs = [keras.Input(batch_shape=tuple(boundary[key].shape), dtype=boundary[key].dtype) for key in keys]
     tensors = {id(boundary[key]): new for key, new in zip(keys, inputs)}
     for node in nodes:
         tensors.update({id(old): new for old, new in zip(outputs_of(node), called_again(node, tensors))})
@@ -179,11 +136,7 @@ def _head(name: str, output: Any, boundary: Mapping[str, Any]) -> tuple[Any, Any
     return with_masks_of_layers(module), reads
 
 
-def _input_like(tensor: Any) -> Any:
-    return keras.Input(batch_shape=tuple(tensor.shape), dtype=tensor.dtype)
-
-
-def compiled_of(model: Any, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
     """What a model was compiled with, by the name of an output: the arguments `loss`, `weight` and `metrics` of a head.
 
     An output without a loss has None. Metrics are copies, which do not share their state with the model.
@@ -194,56 +147,40 @@ def compiled_of(model: Any, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     found = {}
     metrics = [_metrics_of(model, argument, options.get(argument)) for argument in ("metrics", "weighted_metrics")]
     for place, (name, output) in enumerate(zip(names, model.output_names)):
-        of_output = [_copied(metric, output) for each in metrics for metric in each[place] if metric is not None]
-        by_name = {getattr(metric, "name", metric): metric for metric in of_output}
-        found[name] = {"loss": _named_loss(model, place, losses[place]), "metrics": list(by_name.values())}
-        if losses[place] is not None:
+        by_name = {}
+        for metric in (metric for each in metrics for metric in each[place] if metric is not None):
+            if isinstance(metric, keras.metrics.Metric):  # Keras 2 puts the name of the output in front
+                as_before = {**metric.get_config(), "name": metric.name.removeprefix(f"{output}_")}
+                metric = type(metric).from_config(as_before)
+            by_name[getattr(metric, "name", metric)] = metric
+        loss = losses[place]
+        if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):  # Keras 3 chooses one by the shapes
+            if tf.nest.flatten(model.output)[place].shape[-1] != 1:
+                raise ValueError(
+                    "`model` must be compiled with a loss that does not depend on its targets. Received: "
+                    f"loss={loss!r} for output {list(_outputs_of(model))[place]!r}. Call `model.compile` with "
+                    "'sparse_categorical_crossentropy' for class numbers, or 'categorical_crossentropy' for a column per "
+                    "class."
+                )
+            loss = "binary_crossentropy"
+        found[name] = {"loss": loss, "metrics": list(by_name.values())}
+        if loss is not None:
             found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
     return found
 
 
-def _named_loss(model: Any, place: int, loss: Any) -> Any:
-    """The loss of an output; a binary crossentropy for the short name with which Keras 3 chooses one by the shapes.
-
-    Raises:
-        ValueError: The name stands for a loss that depends on the targets.
-    """
-    if not isinstance(loss, str) or loss.lower() not in ("crossentropy", "ce"):
-        return loss
-    if tf.nest.flatten(model.output)[place].shape[-1] == 1:
-        return "binary_crossentropy"
-    raise ValueError(
-        f"`model` must be compiled with a loss that does not depend on its targets. Received: loss={loss!r} for output "
-        f"{list(_outputs_of(model))[place]!r}. Call `model.compile` with 'sparse_categorical_crossentropy' for class "
-        "numbers, or 'categorical_crossentropy' for a column per class."
-    )
-
-
-def optimizer_of(model: Any) -> Any:
-    """A new optimizer with the options of the one that a model was compiled with; None without one."""
-    optimizer = getattr(model, "optimizer", None)
-    return None if optimizer is None else type(optimizer).from_config(optimizer.get_config())
-
-
-def _by_output(model: Any, argument: str, given: Any, *, for_all: bool) -> list[Any]:
+def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:
     """What `compile` was given for each output of a model, in the order of `tf.nest.flatten`; None for no output.
 
-    Args:
-        model: The model.
-        argument: The argument of `compile`.
-        given: A dict by name, or by key, of an output; a list or the structure of the outputs; or one value.
-        for_all: Whether one value is for all outputs.
-
-    Raises:
-        ValueError: A key or the length of `given` is not that of the outputs.
+    That is a dict by name, or by key, of an output; a list or the structure of the outputs; or one value, maybe `for_all`.
     """
     flat = tf.nest.flatten(model.output)
     places = dict(zip(_keys(flat), range(len(flat))))
     if not isinstance(given, Mapping) or not set(given) <= set(places):
         places = tf.nest.pack_sequence_as(model.output, list(range(len(flat))))
-    found: list[Any] = [None] * len(flat)
+    found: list[Given] = [None] * len(flat)
 
-    def walk(places: Any, given: Any) -> None:
+    def walk(places: Given, given: Given) -> None:
         if isinstance(places, int):
             found[places] = given
         elif isinstance(places, Mapping) and isinstance(given, Mapping) and set(given) <= set(places):
@@ -265,7 +202,7 @@ def _by_output(model: Any, argument: str, given: Any, *, for_all: bool) -> list[
     return found
 
 
-def _metrics_of(model: Any, argument: str, given: Any) -> list[list[Any]]:
+def _metrics_of(model: Layer, argument: str, given: Given) -> list[list[Metric]]:
     """The metrics of each output."""
     count = len(tf.nest.flatten(model.output))
     is_nested = isinstance(given, (list, tuple)) and any(isinstance(each, (list, tuple, Mapping)) for each in given)
@@ -275,10 +212,3 @@ def _metrics_of(model: Any, argument: str, given: Any) -> list[list[Any]]:
     else:
         found = [given] * count
     return [list(each) if isinstance(each, (list, tuple)) else [] if each is None else [each] for each in found]
-
-
-def _copied(metric: Any, output: str) -> Any:
-    """A copy of a metric, under the name that it had before Keras 2 put that of the output in front."""
-    if not isinstance(metric, keras.metrics.Metric):
-        return metric
-    return type(metric).from_config({**metric.get_config(), "name": metric.name.removeprefix(f"{output}_")})

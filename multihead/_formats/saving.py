@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import keras
 import tensorflow as tf
 
-from multihead._formats.export import export_heads, heads_to_export
+from multihead._data.scaling import check_known
+from multihead._formats.export import export_heads
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
+from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
+from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
-from multihead._trainer.building import Shapes
-from multihead._trainer.options import CompileOptions
-from multihead._trainer.scaling import check_known
 from multihead._trainer.state import TrainerState
 from multihead._update.batch import Batch, decode_specs, encode_specs
-from multihead.heads._named import NamedHead
 from multihead.heads._reads import decode_reads
 
 
 class SavedTrainer(TrainerState):
     """How Keras saves and loads a trainer, and how it is exported."""
 
-    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: object) -> None:
         """Saves the trainer, with the optimizer's state, as a `.keras` file.
 
         `keras.models.load_model(filepath)` loads the whole trainer: its heads, the options of `compile`, weights, and
@@ -40,62 +39,97 @@ class SavedTrainer(TrainerState):
         Raises:
             ValueError: `filepath` does not end in `.keras`.
         """
-        check_path(filepath, kwargs)
+        if not os.fspath(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
+            given = f", save_format={kwargs['save_format']!r}" if "save_format" in kwargs else ""
+            raise ValueError(
+                "`filepath` must end in '.keras', the one format that holds a trainer whole. Received: "
+                f"filepath={os.fspath(filepath)!r}{given}. Use `save_weights` for weights, `export` for a SavedModel."
+            )
         super().save(filepath, overwrite, **kwargs)
 
-    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: object) -> None:
         """Saves the weights, and what else changes in training, as `keras.Model.save_weights` does."""
         self._build()
         super().save_weights(filepath, overwrite, **kwargs)
 
-    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any) -> Any:
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: object) -> None:
         """Loads what `save_weights` saved, as `keras.Model.load_weights` does."""
         self._build()
-        return super().load_weights(filepath, skip_mismatch, **kwargs)
+        super().load_weights(filepath, skip_mismatch, **kwargs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments and the heads."""
-        return encode_trainer(self.name, self.encoder, self._setup.heads)
+        # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
+        for _ in range(2):
+            encoder = keras.saving.serialize_keras_object(self.encoder)
+            heads = [head.get_config() for head in self._setup.heads]
+        return {"name": self.name, "encoder": encoder, "heads": heads}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(cls, config: Config, custom_objects: Given = None) -> Trainer:
         """Creates a trainer with its heads from the result of `get_config`."""
-        return decode_trainer(cls, config, custom_objects)
+        config = restorable(config)
+        objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
+        restore = partial(keras.saving.deserialize_keras_object, custom_objects=objects)
+        trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
+        for head in config["heads"]:
+            arguments = {key: restore(value) for key, value in head.items()}
+            trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
+        return trainer
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: dict[str, Tensor]) -> None:
         """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
         super().save_own_variables(store)
         if self._phase is None:
             draw_from_variables(self)
-        save_variables(self.encoder, self._setup.heads, store)
+        for name, variable in self._not_saved_by_keras():
+            store[name] = tf.convert_to_tensor(variable).numpy()
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: dict[str, Tensor]) -> None:
         """Loads what `save_own_variables` saved."""
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._phase is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
             draw_from_variables(self)
-        load_variables(self.encoder, self._setup.heads, store)
+        saved = set(store.keys())
+        for name, variable in self._not_saved_by_keras():
+            if name in saved or not name.startswith("seed_"):
+                variable.assign(store[name])
         load_as_arrays(self.metrics)  # Keras loads these next
 
-    def get_build_config(self) -> dict[str, Any]:
+    def _not_saved_by_keras(self) -> Iterator[tuple[str, tf.Variable]]:
+        """Variables of the modules that Keras does not save, by unique names.
+
+        They are those of modules that are no Keras layers, and the seeds of layers, so that a loaded trainer draws what the
+        saved one does.
+        """
+        for name, module in (("encoder", self.encoder), *((f"head_{head.name}", head.module) for head in self._setup.heads)):
+            if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
+                yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
+            yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
+
+    def get_build_config(self) -> Config:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
         self._build()
-        return encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
+        specs = None if self._shapes.specs is None else tuple(self._shapes.specs)
+        return {"specs": encode_specs(specs), "run_eagerly": self._runs_eagerly}
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
+    def build_from_config(self, config: Config) -> None:
         """Creates all variables, from the result of `get_build_config`."""
-        found = decode_shapes(config)
-        if found is not None:
-            specs, self.run_eagerly = found
-            self._build(specs)
+        if config and config.get("specs") is not None:
+            self.run_eagerly = config.get("run_eagerly", False)
+            self._build(Batch(*decode_specs(config["specs"])))
 
-    def get_compile_config(self) -> dict[str, Any] | None:
+    def get_compile_config(self) -> Config | None:
         """The arguments of `compile`; None if the trainer is not compiled."""
-        return None if self._setup.options is None else encode_options(self.optimizer, self._setup.options)
+        options, serialize = self._setup.options, keras.saving.serialize_keras_object
+        if options is None:
+            return None
+        given = {key: serialize(value) for key, value in vars(options).items()}
+        return {"optimizer": serialize(self.optimizer), **given, **options.of_keras()}
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
+    def compile_from_config(self, config: Config) -> None:
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
-        self.compile(**decode_options(config))
+        self.compile(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
         self._build()
 
     def export(
@@ -103,10 +137,10 @@ class SavedTrainer(TrainerState):
         filepath: str | os.PathLike[str],
         heads: str | Sequence[str] | None = None,
         *,
-        preprocess: Callable[[Any], Any] | None = None,
-        inputs: Any = None,
-        generate: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
-        postprocess: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        preprocess: Function | None = None,
+        inputs: Nested = None,
+        generate: Function | Mapping[str, Function] | None = None,
+        postprocess: Function | Mapping[str, Function] | None = None,
     ) -> None:
         """Exports the encoder and heads as a TensorFlow SavedModel that runs without this library and without Keras.
 
@@ -134,7 +168,15 @@ class SavedTrainer(TrainerState):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        names = heads_to_export(heads, self._setup.all_names, self._shapes.predictions)
+        known = self._setup.all_names
+        names: list[Given] = known if heads is None else [heads] if isinstance(heads, str) else list(heads)
+        for name in names or [heads]:
+            check_choice("heads", name, known)
+            if name not in self._shapes.predictions:
+                raise ValueError(
+                    f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
+                    "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+                )
         check_known([self._setup.head(name) for name in names], "export")
         encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(
@@ -148,98 +190,3 @@ class SavedTrainer(TrainerState):
             generate=generate,
             postprocess=postprocess,
         )
-
-
-def check_path(filepath: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
-    """Checks that `save` is asked for the format that holds a whole trainer.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if not os.fspath(filepath).endswith(".keras") or options.get("save_format") not in (None, "keras"):
-        given = f", save_format={options['save_format']!r}" if "save_format" in options else ""
-        raise ValueError(
-            "`filepath` must end in '.keras', the one format that holds a trainer whole. Received: "
-            f"filepath={os.fspath(filepath)!r}{given}. Use `save_weights` for weights, `export` for a SavedModel."
-        )
-
-
-def encode_trainer(name: str, encoder: Any, heads: Sequence[NamedHead]) -> dict[str, Any]:
-    """The constructor's arguments and the heads."""
-    # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
-    for _ in range(2):
-        saved = keras.saving.serialize_keras_object(encoder)
-        saved_heads = [head.get_config() for head in heads]
-    return {"name": name, "encoder": saved, "heads": saved_heads}
-
-
-def decode_trainer(cls: Any, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None) -> Any:
-    """Creates a trainer of a class with its heads from the result of `encode_trainer`."""
-    restore = keras.saving.deserialize_keras_object
-    config = restorable(config)
-    custom_objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
-    trainer = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
-    for head in config["heads"]:
-        arguments = {key: restore(value, custom_objects=custom_objects) for key, value in head.items()}
-        trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
-    return trainer
-
-
-def encode_shapes(shapes: Shapes, *, run_eagerly: bool) -> dict[str, Any]:
-    """The specs of the batches that a trainer was built for, as JSON."""
-    return {"specs": encode_specs(None if shapes.specs is None else tuple(shapes.specs)), "run_eagerly": run_eagerly}
-
-
-def decode_shapes(config: Mapping[str, Any] | None) -> tuple[Batch, bool] | None:
-    """The specs, and whether modules run eagerly, from the result of `encode_shapes`; None if there are no specs."""
-    if not config or config.get("specs") is None:
-        return None
-    return Batch(*decode_specs(config["specs"])), config.get("run_eagerly", False)
-
-
-def encode_options(optimizer: Any, options: CompileOptions) -> dict[str, Any]:
-    """The arguments of `compile`."""
-    serialize = keras.saving.serialize_keras_object
-    return {
-        "optimizer": serialize(optimizer),
-        **{key: serialize(value) for key, value in vars(options).items()},
-        **options.of_keras(),
-    }
-
-
-def decode_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `compile` from the result of `encode_options`."""
-    return {key: keras.saving.deserialize_keras_object(value) for key, value in config.items()}
-
-
-def save_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
-    """Saves what Keras would not save of the encoder and the heads' modules."""
-    for name, variable in (*_of_tf_modules(encoder, heads), *_seeds(encoder, heads)):
-        store[name] = tf.convert_to_tensor(variable).numpy()
-
-
-def load_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
-    """Loads what `save_variables` saved."""
-    saved = set(store.keys())
-    for name, variable in _of_tf_modules(encoder, heads):
-        variable.assign(store[name])
-    for name, variable in _seeds(encoder, heads):
-        if name in saved:
-            variable.assign(store[name])
-
-
-def _of_tf_modules(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
-    """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
-    for name, module in _modules(encoder, heads):
-        if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
-            yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
-
-
-def _seeds(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
-    """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
-    for name, module in _modules(encoder, heads):
-        yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
-
-
-def _modules(encoder: Any, heads: Sequence[NamedHead]) -> list[tuple[str, Any]]:
-    return [("encoder", encoder), *((f"head_{head.name}", head.module) for head in heads)]

@@ -32,17 +32,35 @@ Nested = Any
 Gradient = Any
 """A dense tensor, a `tf.IndexedSlices`, or None."""
 
-Config = dict[str, Any]
-"""The configuration of an object, from which Keras restores it."""
+Dataset = Any
+"""What `fit` takes as `x`: arrays of all examples, or an iterable of batches."""
+
+Trainer = Any
+"""A `MultiHeadTrainer`, in files that it imports."""
 
 Logs = Any
-"""What Keras passes to callbacks: metrics by name, or None."""
+"""Values by name, as Keras passes them to callbacks and returns them; None for none."""
+
+Config = dict[str, Any]
+"""Options, a configuration, or what is read from JSON, by name."""
+
+Given = Any
+"""What a user passes, in whatever form, before it is checked."""
+
+Rate = Any
+"""A factor of the learning rate or the weight decay, as `multihead.rates` takes it."""
+
+Function = Callable[..., Any]
+"""A function, or another callable, of a user or of TensorFlow."""
+
+Figure = Any
+"""A `matplotlib.figure.Figure`."""
+
+Axis = Any
+"""A `matplotlib.axes.Axes`, or what is drawn on it."""
 
 Node = Any
 """A call of a layer in a functional model."""
 
 Shape = Any
 """A shape as Keras passes it to `build`, or a list of shapes."""
-
-Function = Callable[..., Any]
-"""A function that a user, or Keras, wrote."""

@@ -7,14 +7,14 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 
 from multihead._ground.replicas import is_chief
+from multihead._ground.types import Config, Logs, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
-from multihead._runs.snapshot import Snapshot, read, side_by_side, write
+from multihead._runs.snapshot import Snapshot, read, write
 from multihead._runs.variables import assign, describe, values_of, variables_of
 
 _FILE = "run.checkpoint"
@@ -73,7 +73,7 @@ class Checkpoint(keras.callbacks.Callback):
         """The file."""
         return self.directory / _FILE
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras, where `fit` is not the trainer's."""
         raise ValueError(
             "`Checkpoint` saves a `MultiHeadTrainer`. "
@@ -84,7 +84,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Whether to save so many steps after the last time."""
         return self.every != "epoch" and steps >= int(self.every)
 
-    def save(self, trainer: Any, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    def save(self, trainer: Trainer, description: Config, arrays: dict[str, np.ndarray]) -> None:
         """Saves a built trainer, with further descriptions and arrays."""
         variables = variables_of(trainer)
         values = values_of(variables)  # with several workers, all of them must read
@@ -100,7 +100,7 @@ class Checkpoint(keras.callbacks.Callback):
         """
         return read(self.path) if self.path.exists() else None
 
-    def load(self, trainer: Any) -> Snapshot | None:
+    def load(self, trainer: Trainer) -> Snapshot | None:
         """Loads the variables of a built, compiled trainer from the checkpoint.
 
         Args:
@@ -118,7 +118,7 @@ class Checkpoint(keras.callbacks.Callback):
             self.load_snapshot(trainer, snapshot)
         return snapshot
 
-    def load_snapshot(self, trainer: Any, snapshot: Snapshot) -> None:
+    def load_snapshot(self, trainer: Trainer, snapshot: Snapshot) -> None:
         """Loads the variables of a trainer from what `read` has returned; see `load`."""
         saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
         if saved != present:
@@ -131,13 +131,16 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is strict.
         """
-        table = side_by_side(saved, present)
-        text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n{table}\n"
+        names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
+        rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        table = (f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)
+        text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n" + "\n".join(table) + "\n"
         if self.strict:
             raise ValueError(f"{text}{remedy}, choose another folder, or pass `strict=False` to load what fits.")
         warnings.warn(f"{text}What differs is not loaded.", RuntimeWarning, stacklevel=2)
 
-    def assign(self, trainer: Any, snapshot: Snapshot) -> None:
+    def assign(self, trainer: Trainer, snapshot: Snapshot) -> None:
         """Gives the trainer's variables the values of a checkpoint, as far as they fit."""
         variables = variables_of(trainer)
         saved, present = snapshot.description["parts"], describe(trainer, variables)
@@ -151,7 +154,7 @@ class Checkpoint(keras.callbacks.Callback):
         }
         assign(fitting, snapshot.arrays)
 
-    def end(self, trainer: Any) -> None:
+    def end(self, trainer: Trainer) -> None:
         """At the end of training, deletes the checkpoint unless it is kept."""
         if not self.keep and is_chief(trainer):
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,42 +1,41 @@
-"""A checkpoint as one file that is either whole or refused: arrays and a description, with a digest over both."""
+"""Files that a crash must not leave half written, and that only one process may write; a checkpoint is one of them.
+
+It is either whole or refused: arrays and a description, with a digest over both.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import importlib
 import io
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from multihead._ground.types import Config
 
 _KIND, _FORMAT = b"multihead checkpoint ", b"2"
 _MAGIC = _KIND + _FORMAT + b"\n"
 _DESCRIPTION = "description"
+_EXCLUSIVE_OR_ERROR = 2 | 4  # `LOCK_EX | LOCK_NB` of fcntl, which is not there on every system
 
 
 class Snapshot(NamedTuple):
-    """The contents of a checkpoint.
+    """The contents of a checkpoint: what can be written as JSON, and arrays by name."""
 
-    Attributes:
-        description: The part that can be written as JSON.
-        arrays: Arrays by name.
-    """
-
-    description: dict[str, Any]
+    description: Config
     arrays: dict[str, np.ndarray]
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes a file that replaces the one before only when it is whole and on the disk.
-
-    Raises:
-        RuntimeError: The disk does not take it; the file before stays.
-    """
+    """Writes a file that replaces the one before only when it is whole and on the disk."""
     text = json.dumps(snapshot.description).encode()
     buffer = io.BytesIO()
     np.savez(buffer, **{_DESCRIPTION: np.frombuffer(text, np.uint8)}, **snapshot.arrays)
@@ -51,7 +50,12 @@ def write(path: Path, snapshot: Snapshot) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        _flush_folder(path.parent)
+        if os.name == "posix":  # which can open folders: the renaming is on the disk, too
+            number = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -61,22 +65,8 @@ def write(path: Path, snapshot: Snapshot) -> None:
         ) from error
 
 
-def _flush_folder(folder: Path) -> None:
-    """Makes sure that the renaming is on the disk, too, where the system can open folders."""
-    if os.name == "posix":
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
 def read(path: Path) -> Snapshot:
-    """Reads a file.
-
-    Raises:
-        ValueError: It is not a checkpoint, or it is damaged.
-    """
+    """Reads a file."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -101,9 +91,25 @@ def _refusal(path: Path, received: str, remedy: str) -> str:
     return f"The checkpoint must be a whole file of this library. Received: {path}, {received}. {remedy}."
 
 
-def side_by_side(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
-    """A table of the entries that differ: of the checkpoint on the left, of the trainer on the right."""
-    names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
-    rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file's text atomically: a reader sees the old text or the new one. Line ends are kept."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text, encoding="utf-8", newline="")
+    os.replace(draft, path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """A context in which no other process can lock the same file; whether it is locked now.
+
+    The system removes the lock with the process, however that ends. Where there are no such locks, nothing is locked.
+    """
+    with open(path, "a+b") as file:
+        try:
+            if os.name == "posix":
+                importlib.import_module("fcntl").lockf(file, _EXCLUSIVE_OR_ERROR)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                yield False
+                return
+        yield True

@@ -1,181 +1,110 @@
-"""What is built of a trainer: modules for the data that were seen, how updates are computed, and the metrics of the logs."""
+"""What the user has decided about a trainer, and what is built from it: how updates are computed, and the logs."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
-from multihead._ground.keras import tensor_variable
-from multihead._ground.layers import run_in_graphs
+from multihead._ground.keras import first_replica_variable, tensor_variable
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
-from multihead._ground.validation import as_python, quoted
+from multihead._ground.types import Layer, Nested, Optimizer
+from multihead._ground.validation import quoted
+from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
-from multihead._trainer.trace import read_by_loss, trace_predictions
-from multihead._update.batch import Batch, sample_of
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, read_different_tensors, share_nothing
 from multihead._update.network import Network
 from multihead._update.representation import Measure, products, squared_norms
 from multihead._update.spec import UpdateSpec
 from multihead._update.ways import CombinedFirst, PassPerHead, Summed, Way
-from multihead._update.weights import depends_on_losses, head_weights_at
+from multihead._update.weights import depends_on_losses
+from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
-from multihead.heads._rows_apart import check_rows_apart
 from multihead.rates import periods_of
 from multihead.telemetry._logs import LogMetrics
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """What data have shown; it survives `compile`.
+class Setup:
+    """What a user has decided about a trainer: its heads in order, and the options of `compile`."""
 
-    Attributes:
-        specs: The specs of a batch, with open batch size; None before any data.
-        predictions: What each built head predicts, by name.
-        num_leaves: The number of floating-point leaves of the representation.
-    """
+    heads: tuple[NamedHead, ...] = ()
+    options: CompileOptions | None = None  # none before `compile`, and again after `add_head` and `remove_head`
 
-    specs: Batch | None = None
-    predictions: Mapping[str, Predictions] = field(default_factory=dict)
-    num_leaves: int = 0
+    @property
+    def trained(self) -> tuple[NamedHead, ...]:
+        """The heads that have a loss."""
+        return tuple(head for head in self.heads if head.is_trained)
 
-    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Any]) -> bool:
-        """Whether targets belong to a head that is not built."""
-        built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
-        return any(name not in built for name in targets)
+    def head(self, name: str) -> NamedHead:
+        """The head of a name."""
+        return next(head for head in self.heads if head.name == name)
 
-    def of_heads(self, names: Sequence[str]) -> Shapes:
-        """The shapes of some heads only."""
+    @property
+    def all_names(self) -> list[str]:
+        """The names of all heads."""
+        return [head.name for head in self.heads]
 
-        def kept(by_head: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: value for name, value in by_head.items() if name in names}
-
-        specs = self.specs
-        specs = specs if specs is None else Batch(specs.inputs, kept(specs.targets), kept(specs.sample_weights))
-        return Shapes(specs, kept(self.predictions), self.num_leaves)
-
-
-def build_modules(
-    encoder: Any, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
-) -> Shapes:
-    """Creates the variables of the encoder, the heads' modules and their metrics.
-
-    Args:
-        encoder: The encoder.
-        heads: The heads. Those without targets in the specs are not built if their modules need targets.
-        specs: The specs of a batch.
-        known: What was known before.
-        sample: Some examples, for modules that are not traced; None makes some of ones and zeros.
-        eagerly: Whether modules run as plain Python.
-
-    Returns:
-        The shapes for batches of these specs.
-    """
-    sample = sample_of(specs) if eagerly and sample is None else sample
-    traced = trace_predictions(encoder, heads, specs, known.predictions, sample)
-    for module in (encoder, *(head.module for head in heads)):
-        run_in_graphs(module)
-    for head in heads:
-        head.loss.runs_eagerly = eagerly
-        if head.name in traced.predictions and head.name in specs.targets:
-            is_new, targets, found = head.metrics is None, specs.targets[head.name], traced.predictions[head.name]
-            head.build(targets, found.spec)
-            if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
-                read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
-                traced.predictions[head.name] = found._replace(read_by_loss=read)
-            if is_new:
-                check_rows_apart(head, traced.representation, targets, found.spec)
-    return Shapes(specs, {**known.predictions, **traced.predictions}, traced.num_leaves)
+    @property
+    def names(self) -> list[str]:
+        """The names of the heads that have a loss."""
+        return [head.name for head in self.trained]
 
 
 @dataclass(frozen=True)
 class Built:
-    """A trainer that is built and compiled.
-
-    Attributes:
-        spec: How updates are computed.
-        logs: The metrics behind the logs.
-    """
+    """A trainer that is built and compiled: how updates are computed, and the metrics behind the logs."""
 
     spec: UpdateSpec
     logs: LogMetrics
 
-    def trainable(self) -> UpdateSpec:
-        """How updates are computed.
 
-        Raises:
-            ValueError: There is nothing to train.
-        """
-        if not self.spec.network.variables.all:
-            raise ValueError(
-                "`encoder` or a head's `module` must have trainable variables. Received: none, so no update would change "
-                "anything. Set `trainable = True` and call `compile` again; to measure only, use `evaluate`."
-            )
-        return self.spec
-
-    def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""
-        # Where no update was counted, a `train_step` of the user's own logs by itself.
-        has_counted = int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
-        return _read_again(logs, self.logs.training_logs() if has_counted else {})
-
-    def evaluation_logs(self, logs: dict[str, Any], step: Any) -> dict[str, Any]:
-        """The same for the logs of an evaluation after `step` updates."""
-        heads = self.spec.network.heads
-        present = [head.name for head in heads if f"{head.name}_loss" in logs]
-        present += [
-            each.name for each in self.spec.network.measured if any(f"{each.name}_{name}" in logs for name in each.results())
-        ]
-        return _read_again(logs, self.logs.evaluation_logs(head_weights_at(heads, step), present, step))
-
-
-def _read_again(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    found = {name: results.get(name, value) for name, value in logs.items()}
-    # Numbers are Python's, as in the logs of Keras.
-    return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in found.items()}
-
-
-def build_spec(
-    *,
-    encoder: Any,
+def build(
+    encoder: Layer,
     heads: Sequence[NamedHead],
-    shapes: Shapes,
     options: CompileOptions,
-    balancer: Any,
-    optimizer: Any,
-    awake: tf.Variable,
-    earlier: UpdateSpec | None,
-) -> UpdateSpec:
-    """Creates the variables of the methods and the optimizer, and the specification of updates."""
-    measured = [head for head in heads if not head.is_trained and head.metric_specs]
+    shapes: Shapes,
+    *,
+    balancer: Balancer | None,
+    optimizer: Optimizer,
+    idle: Sequence[str],
+    earlier: Built | None,
+) -> Built:
+    """Creates the variables of the methods, the optimizer and the logs, and the specification of updates."""
+    measured = tuple(head for head in heads if not head.is_trained and head.metric_specs)
     heads = [head for head in heads if head.is_trained]
+    known = [shapes.predictions[head.name] for head in heads]
     if options.weighting is not None:
         options.weighting.build((len(heads),))
     options.head_schedule.build((len(heads),))
-    known = [shapes.predictions[head.name] for head in heads]
     network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured)
     if balancer is not None:
-        balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
+        rows: Nested = (len(heads), None)  # of one matrix, or of all gradient tensors if it needs the gradients
+        if "gradients" in balancer.uses:
+            sizes = [None] * shapes.num_leaves
+            if options.balance_at == "parameters":
+                sizes = [variable.shape.num_elements() for variable in network.encoder_tensors]
+            rows = [(len(heads), size) for size in sizes]
+        balancer.build(rows)
     if earlier is None:
-        _warn_of_heads_apart(heads, known)
-        if balancer is not None and options.balance_at == "representation":
-            _warn_of_nothing_shared([head.name for head in heads], known)
+        _warn_of_reads(heads, known, are_balanced=balancer is not None and options.balance_at == "representation")
         built = build_optimizer(optimizer, network.variables.all)
-        slots: Sequence[Any] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
+        slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
+        awake = first_replica_variable(tf.constant([float(head.name not in idle) for head in heads]))
     else:
-        slots = earlier.slots
+        slots, awake = earlier.spec.slots, earlier.spec.awake
+    if earlier is not None and earlier.spec.faults.fits(network):
+        faults = earlier.spec.faults
+    else:
+        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     training = [k for k, head in enumerate(heads) if head.trains_encoder]
     apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
-    faults = None if earlier is None or not earlier.faults.fits(network) else earlier.faults
-    if faults is None:
-        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
-    return UpdateSpec(
+    spec = UpdateSpec(
         network=network,
         predictions=tuple(known),
         weighting=options.weighting,
@@ -193,24 +122,22 @@ def build_spec(
         pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
     )
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
 
 
-def _warn_of_heads_apart(heads: Sequence[NamedHead], predictions: Sequence[Predictions]) -> None:
-    """Warns if the encoder cannot learn from a head."""
-    apart = [head.name for head, of_head in zip(heads, predictions) if head.trains_encoder and not any(of_head.leaves)]
-    if apart:
+def _warn_of_reads(heads: Sequence[NamedHead], predictions: Sequence[Predictions], *, are_balanced: bool) -> None:
+    """Warns if the encoder cannot learn from a head, and if balanced heads do not read a common tensor."""
+    names = [head.name for head in heads]
+    alone = [head.name for head, of_head in zip(heads, predictions) if head.trains_encoder and not any(of_head.leaves)]
+    if alone:
         warnings.warn(
-            f"The encoder learns nothing from head {quoted(apart)}, which reads none of its floating-point outputs: only "
+            f"The encoder learns nothing from head {quoted(alone)}, which reads none of its floating-point outputs: only "
             "the head's own variables are trained. If it should train the encoder, let it read one of these (`reads=`); "
             "otherwise pass `trains_encoder=False` to `add_head`.",
             UserWarning,
             stacklevel=2,
         )
-
-
-def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predictions]) -> None:
-    """Warns if a pair of heads does not read a common tensor of the representation."""
-    apart = read_different_tensors(predictions)
+    apart = read_different_tensors(predictions) if are_balanced else []
     if apart:
         pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
         warnings.warn(
@@ -222,7 +149,7 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predicti
         )
 
 
-def _way(balancer: Any, options: CompileOptions) -> Way:
+def _way(balancer: Balancer | None, options: CompileOptions) -> Way:
     """The way of the heads' gradients through the encoder, and what is measured at the representation."""
     others = [method for method in (options.weighting, options.head_schedule) if method is not None]
     depends = depends_on_losses(options.weighting)
@@ -241,13 +168,3 @@ def _way(balancer: Any, options: CompileOptions) -> Way:
         return Summed(None, measure)
     is_single = options.micro_batches * options.gradient_accumulation_steps == 1
     return CombinedFirst(balancer, measure) if is_single else PassPerHead(balancer, measure)
-
-
-def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:
-    """The shapes to build a balancer for: of one matrix, or of all gradient tensors if it needs the gradients."""
-    num_heads = len(network.heads)
-    if "gradients" not in balancer.uses:
-        return (num_heads, None)
-    if balance_at == "representation":
-        return [(num_heads, None)] * num_leaves
-    return [(num_heads, variable.shape.num_elements()) for variable in network.encoder_tensors]

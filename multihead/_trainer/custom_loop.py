@@ -6,22 +6,21 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._data.arguments import read_batches
 from multihead._data.arrays import as_arrays
+from multihead._data.scaling import check_known, fit_scalings_to
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
 from multihead._ground.calls import functions_run_eagerly
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Gradient
+from multihead._ground.types import Dataset, Gradient, Nested, Variable
 from multihead._ground.validation import check_choice, check_positive_whole, errors_in_words
 from multihead._trainer.options import BALANCE_AT
-from multihead._trainer.scaling import check_known, fit_scalings_to, scaling_variables
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch
@@ -35,7 +34,7 @@ from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._measure import diagnose
 
 
-class ComputedGradient(tuple[Any, Any]):
+class ComputedGradient(tuple[Gradient, Variable]):
     """A pair of gradient and variable that remembers its update, in whichever list it is.
 
     Attributes:
@@ -45,7 +44,7 @@ class ComputedGradient(tuple[Any, Any]):
     update: Update | None = None
 
 
-class ComputedGradients(list[Any]):
+class ComputedGradients(list[tuple[Gradient, Variable]]):
     """The pairs of an update that is not applied yet, with its losses.
 
     Args:
@@ -54,7 +53,9 @@ class ComputedGradients(list[Any]):
         heads: The names of the heads.
     """
 
-    def __init__(self, pairs: Iterable[Any] = (), update: Update | None = None, heads: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pairs: Iterable[tuple[Gradient, Variable]] = (), update: Update | None = None, heads: Sequence[str] = ()
+    ) -> None:
         super().__init__(pairs)
         self._update = update
         self._heads = heads
@@ -86,28 +87,10 @@ class ComputedGradients(list[Any]):
         return self._update
 
 
-def pairs_of(network: Network, update: Update) -> ComputedGradients:
-    """The gradients of an update that is not applied yet. Run eagerly, idle heads have None for each variable."""
-    gradients = update.gradients.all
-    if tf.executing_eagerly():
-        active = update.active.numpy()
-        gradients = [gradient if active[of].any() else None for gradient, of in zip(gradients, network.owners)]
-    pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
-    for pair in pairs:
-        pair.update = update
-    return ComputedGradients(pairs, update, [head.name for head in network.heads])
+def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
+    """The update that pairs of gradient and variable make, after `step` updates.
 
-
-def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: tf.Tensor) -> Change:
-    """The update that pairs of gradient and variable make.
-
-    Args:
-        network: The network.
-        grads_and_vars: The pairs. If those of `pairs_of` among them are of one update, they are applied as that update.
-        step: The number of updates applied so far.
-
-    Raises:
-        ValueError: A variable does not belong to the network.
+    If pairs of `compute_gradients` among them are of one update, all are applied as that update.
     """
     pairs = list(grads_and_vars)
     given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
@@ -135,31 +118,25 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
 
 
 def _active_by_gradients(network: Network, gradients: ByOwner) -> tf.Tensor:
-    """Which heads gradients of unknown origin train: those with one that is not zero for a variable of their own.
+    """`[num_heads]`: which heads gradients of unknown origin train: those with one that is not zero for an own variable.
 
     A head counts by the variables that no other head trains, if it has any; without variables it is active.
-
-    Returns:
-        `[num_heads]` booleans.
     """
     active = []
     for k, positions in enumerate(network.own):
         alone = [i for i in positions if not any(i in others for j, others in enumerate(network.own) if j != k)]
         of_head = [gradients.heads[i] for i in alone or positions]
-        found = [tf.reduce_any(tf.not_equal(_values(each), 0)) for each in of_head if each is not None]
+        values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in of_head if each is not None]
+        found = [tf.reduce_any(tf.not_equal(tf.convert_to_tensor(each), 0)) for each in values]
         active.append(tf.reduce_any(found) if found else tf.constant(not of_head))
     return tf.stack(active)
-
-
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
 class CustomLoops(TrainerState):
     """The parts of an update for training loops other than `fit`, and measurements of gradients."""
 
     @errors_in_words()
-    def compute_gradients(self, batch: Any) -> ComputedGradients:
+    def compute_gradients(self, batch: Nested) -> ComputedGradients:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
@@ -184,10 +161,17 @@ class CustomLoops(TrainerState):
         batches = [self._prepared(each) for each in batches_of_update(batch, options.gradient_accumulation_steps)]
         with self._at_step() as spec:
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
-        return pairs_of(spec.network, update)
+        network, gradients = spec.network, update.gradients.all
+        if tf.executing_eagerly():
+            active = update.active.numpy()
+            gradients = [each if active[of].any() else None for each, of in zip(gradients, network.owners)]
+        pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
+        for pair in pairs:
+            pair.update = update
+        return ComputedGradients(pairs, update, [head.name for head in network.heads])
 
     @errors_in_words()
-    def head_gradients(self, batch: Any, at: str = "representation") -> HeadGradients:
+    def head_gradients(self, batch: Nested, at: str = "representation") -> HeadGradients:
         """Computes each head's gradients on a batch, without training: no variable changes.
 
         All heads with labels in the batch take part, whatever the schedule. A row is the gradient of the head's weighted
@@ -231,7 +215,7 @@ class CustomLoops(TrainerState):
         with self._at_step() as spec:
             return gradients_by_head(spec, at, prepared, self.update_count, loss_scale(self.optimizer))
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
 
         Args:
@@ -257,7 +241,7 @@ class CustomLoops(TrainerState):
 
     @errors_in_words()
     def diagnose(
-        self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
+        self, x: Dataset, y: Nested = None, *, sample_weight: Nested = None, batch_size: int | None = None, batches: int = 32
     ) -> Diagnosis:
         """Measures the heads' gradients without training, and suggests what to change.
 
@@ -288,7 +272,8 @@ class CustomLoops(TrainerState):
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec = self._require_built().spec
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        before = RollBack([*spec.network.state, *of_metrics, *scaling_variables(self._setup.heads)])
+        of_scalings = [each for head in self._setup.heads if head.scaling is not None for each in head.scaling.variables]
+        before = RollBack([*spec.network.state, *of_metrics, *map(tensor_variable, of_scalings)])
         try:
             fit_scalings_to(prepared, spec, eagerly=self._runs_eagerly)
             with functions_run_eagerly(self._runs_eagerly):
@@ -296,14 +281,14 @@ class CustomLoops(TrainerState):
         finally:
             before.restore()
 
-    def _prepared(self, batch: Any) -> Batch:
+    def _prepared(self, batch: Nested) -> Batch:
         """A batch of a custom training loop, as tensors."""
         return self._unpack(as_arrays("batch", tuple(batch)))
 
     @contextmanager
     def _at_step(self) -> Iterator[UpdateSpec]:
         """How the next update is computed; within the context, a graph checks that it was traced for the present period."""
-        spec = self._require_built().trainable()
+        spec = self._require_built(trains=True).spec
         stage = self.stage
         following = spec.periods[stage + 1 :]
         checks = []

@@ -1,4 +1,4 @@
-"""The options of `compile`, checked once."""
+"""The options of `compile` and its optimizer, checked once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,72 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
+import keras
 import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
-from multihead._ground.optimizers import optimizer_arguments
-from multihead._ground.validation import check_choice, check_positive_whole, nearest, quoted
-from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
+from multihead._ground.optimizers import (
+    APPLYING,
+    BY_REPLICAS,
+    NOT_CALLED,
+    get_optimizer,
+    has_loss_scaling,
+    is_legacy_optimizer,
+    optimizer_arguments,
+    optimizer_core,
+    optimizer_names,
+    optimizer_takes_over,
+)
+from multihead._ground.types import Config, Given, Layer, Optimizer, Rate, Trainer
+from multihead._ground.validation import (
+    check_choice,
+    check_positive_whole,
+    did_you_mean,
+    in_short,
+    is_number,
+    nearest,
+    quoted,
+)
 from multihead._update.faults import ON_NONFINITE
-from multihead.balancing._kinds import every
 from multihead.heads import Head
 from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
 Compile = TypeVar("Compile", bound=Callable[..., None])
+INSTEAD = {
+    "clipnorm": "clip=clipping.ByNorm({value})",
+    "clipvalue": "clip=clipping.ByValue({value})",
+    "global_clipnorm": "clip=clipping.ByGlobalNorm({value})",
+    "gradient_accumulation_steps": "gradient_accumulation_steps={value}",
+}
+"""What `compile` has instead of options of optimizers."""
+
+_ONE = (
+    "Pass one optimizer, which trains everything; `encoder_learning_rate_multiplier=` of `compile` and "
+    "`learning_rate_multiplier=` of `add_head` are factors of its learning rate by part."
+)
+_BY_NAME = {
+    "SGDW": "Use keras.optimizers.SGD(weight_decay=...).",
+    "LAMB": "Keras 3 has keras.optimizers.Lamb. On Keras 2, keras.optimizers.AdamW is the nearest.",
+    "LazyAdam": "Use keras.optimizers.Adam, which also updates the rows of an embedding that a batch does not contain.",
+    "RectifiedAdam": "Use keras.optimizers.Adam with a learning rate that warms up, as CosineDecay(warmup_target=...) does.",
+    "MultiOptimizer": _ONE,
+    **dict.fromkeys(
+        ("MovingAverage", "SWA", "AveragedOptimizerWrapper"),
+        "Use the wrapped optimizer's class in keras.optimizers, with use_ema=True, which averages the variables.",
+    ),
+}
+"""What to use instead of optimizers of TensorFlow Addons that Keras does not have under the same name."""
+_WRITE_IT = (
+    "Keras has no optimizer of this name. Use another one, such as keras.optimizers.AdamW, or write this one as a "
+    "subclass of keras.optimizers.Optimizer with `build` and `update_step`."
+)
+
 BALANCE_AT = ("representation", "parameters")
 _OF_HEADS = {
     "loss": "loss",
@@ -38,45 +86,35 @@ _OF_HEADS = {
 def explains_arguments(compile_: Compile) -> Compile:
     """Lets `compile` say where an argument that it does not have belongs, if that is a head or the optimizer."""
     known = inspect.signature(compile_).parameters
+    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
 
     @wraps(compile_)
-    def explained(self: Any, *given: Any, **options: Any) -> None:
-        _refuse({**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}})
+    def explained(self: Trainer, *given: Given, **options: Given) -> None:
+        others = {**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}}
+        of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}} if others else {}
+        for name, value in others.items():
+            if name in INSTEAD:
+                raise TypeError(
+                    f"`{name}` is another argument of `compile`. Received: {name}={value!r}. Pass "
+                    f"`{INSTEAD[name].format(value=value)}`."
+                )
+            if name in of_optimizers:
+                raise TypeError(
+                    f"`{name}` belongs to the optimizer, not to `compile`. Received: {name}={value!r}. Pass "
+                    f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of "
+                    "heads are factors of the optimizer's."
+                )
+            if name in of_heads:
+                raise TypeError(
+                    f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
+                    f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
+                )
         compile_(self, *given, **options)
 
     return cast(Compile, explained)
 
 
-def _refuse(given: Mapping[str, Any]) -> None:
-    """Says where arguments that `compile` does not have belong.
-
-    Raises:
-        TypeError: One of them belongs to a head or to the optimizer, or has another name.
-    """
-    if not given:
-        return
-    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
-    of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
-    for name, value in given.items():
-        if name in INSTEAD:
-            raise TypeError(
-                f"`{name}` is another argument of `compile`. Received: {name}={value!r}. Pass "
-                f"`{INSTEAD[name].format(value=value)}`."
-            )
-        if name in of_optimizers:
-            raise TypeError(
-                f"`{name}` belongs to the optimizer, not to `compile`. Received: {name}={value!r}. Pass "
-                f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of heads "
-                "are factors of the optimizer's."
-            )
-        if name in of_heads:
-            raise TypeError(
-                f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
-                f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
-            )
-
-
-def _hint(given: Any, module: Any, example: str) -> str:
+def _hint(given: Given, module: Layer, example: str) -> str:
     """What to pass for an option that must be an instance of a class of a module."""
     name = module.__name__.rpartition(".")[2]
     near = nearest(given, module.__all__) if isinstance(given, str) else None
@@ -87,16 +125,16 @@ def _hint(given: Any, module: Any, example: str) -> str:
 class CompileOptions:
     """The arguments of `MultiHeadTrainer.compile`; see there."""
 
-    weighting: Any
-    balancer: Any
+    weighting: Given
+    balancer: Given
     balance_at: str
     balance_every: int
-    head_schedule: Any
+    head_schedule: Given
     clip: clipping.Clipping | None
     micro_batches: int
     gradient_accumulation_steps: int
-    encoder_learning_rate_multiplier: Any
-    encoder_weight_decay_multiplier: Any
+    encoder_learning_rate_multiplier: Rate
+    encoder_weight_decay_multiplier: Rate
     telemetry: str | None
     layers_every: int
     on_nonfinite: str
@@ -107,12 +145,7 @@ class CompileOptions:
     jit_compile: bool | str | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
-        """The checked options, with names replaced by methods that are bound to the heads.
-
-        Raises:
-            ValueError: An option is out of range, or names an unknown method or head.
-            TypeError: An option has the wrong type.
-        """
+        """The checked options, with names replaced by methods that are bound to the heads."""
         weighting = weightings.get(self.weighting)
         balancer = balancing.get(self.balancer)
         schedule = schedules.Together() if self.head_schedule is None else self.head_schedule
@@ -137,7 +170,7 @@ class CompileOptions:
             raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
-        changed: dict[str, Any] = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
+        changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
         changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
         changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
@@ -153,14 +186,10 @@ class CompileOptions:
         """The number of updates after which Keras calls callbacks; 1 if it changes."""
         return 1 if isinstance(self.steps_per_execution, str) else int(self.steps_per_execution or 1)
 
-    def of_keras(self) -> dict[str, Any]:
+    def of_keras(self) -> Config:
         """The options that are passed on to the `compile` of Keras."""
         options = {"run_eagerly": bool(self.run_eagerly), "steps_per_execution": self.steps_per_execution}
         return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
-
-    def balancer_to_use(self) -> Any:
-        """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
-        return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
 
     def _check_balancer(self) -> None:
         """Checks that the balancer, if it needs gradients and not only inner products, can be used with the options."""
@@ -188,127 +217,133 @@ class CompileOptions:
             )
 
 
-_INSTEAD_OF_METHODS = {
-    "compute_loss": "pass a loss of your own to `add_head`",
-    "compute_metrics": "pass metrics of your own to `add_head`",
-    "get_metrics_result": "change the logs in `train_step` and `test_step`",
-    "call": "change predictions in the encoder, in a head's module or in `predict_step`",
-    "build": "build layers in the encoder or in a head's module",
-    "compute_mask": "compute masks in the encoder or in a head's module",
-}
-"""The methods that `fit` and `evaluate` of Keras call, and ours do not, with what to do instead."""
-
-
-def check_methods(kind: type, base: type) -> None:
-    """Checks that a subclass of a trainer overrides only methods that are called.
-
-    Raises:
-        ValueError: The subclass overrides another one.
-    """
-    for name in overridden(kind, _INSTEAD_OF_METHODS, base):
+def check_compile(
+    optimizer: Optimizer, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
+) -> tuple[Optimizer, CompileOptions]:
+    """The optimizer and the options of `compile`, checked together with the heads."""
+    if not heads:
         raise ValueError(
-            f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do not "
-            f"call it. Received: {kind.__name__}, which overrides it. Instead, {_INSTEAD_OF_METHODS[name]}."
+            "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first."
         )
-
-
-def _check_coupled_rows(options: CompileOptions, heads: Sequence[NamedHead], num_replicas: int) -> None:
-    """Checks that nothing splits the batches of heads that couple rows.
-
-    Raises:
-        ValueError: An option, or the strategy, splits them.
-    """
+    num_replicas = strategy.num_replicas_in_sync
+    optimizer = check_optimizer(optimizer, num_replicas)
+    checked = options.checked([head.name for head in heads])
+    if num_replicas > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
+        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
     coupled = [head.name for head in heads if head.loss.couples_rows]
-    for name, number, remedy in (
-        ("micro_batches", options.micro_batches, "Leave it out"),
-        ("strategy", num_replicas, "Use one replica"),
-    ):
+    splits = (("micro_batches", checked.micro_batches, "Leave it out"), ("strategy", num_replicas, "Use one replica"))
+    for name, number, remedy in splits:
         if coupled and number > 1:
             raise ValueError(
                 f"`{name}` must not split the batches of head {quoted(coupled)}, whose rows are compared with each other "
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
                 "`gradient_accumulation_steps`, which compares the rows of each batch."
             )
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a user has decided about a trainer.
-
-    Attributes:
-        heads: The heads, in the order in which they were added.
-        options: The options of `compile`; None before it, and again after `add_head` and `remove_head`.
-    """
-
-    heads: tuple[NamedHead, ...] = ()
-    options: CompileOptions | None = None
-
-    @property
-    def trained(self) -> tuple[NamedHead, ...]:
-        """The heads that have a loss."""
-        return tuple(head for head in self.heads if head.is_trained)
-
-    @property
-    def measured(self) -> tuple[NamedHead, ...]:
-        """The heads that have none."""
-        return tuple(head for head in self.heads if not head.is_trained)
-
-    def head(self, name: str) -> NamedHead:
-        """The head of a name."""
-        return next(head for head in self.heads if head.name == name)
-
-    @property
-    def all_names(self) -> list[str]:
-        """The names of all heads."""
-        return [head.name for head in self.heads]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the heads that have a loss."""
-        return [head.name for head in self.trained]
-
-
-def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
-    """Warns of options, and of weights of heads, that do not change training."""
-    table: list[tuple[str, Any, str, bool]] = [  # an option, its default, what it needs, and whether that is there
-        ("balance_at", "representation", "`balancer`", options.balancer is not None),
-        ("balance_every", 1, "`balancer`", options.balancer is not None),
-        ("layers_every", 100, '`telemetry="full"`', options.telemetry == "full"),
+    table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
+        ("balance_at", "representation", "`balancer`", checked.balancer is not None),
+        ("balance_every", 1, "`balancer`", checked.balancer is not None),
+        ("layers_every", 100, '`telemetry="full"`', checked.telemetry == "full"),
     ]
     for name, default, needed, is_there in table:
-        if (value := getattr(options, name)) != default and not is_there:
+        if (value := getattr(checked, name)) != default and not is_there:
             text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
-            warnings.warn(text, UserWarning, stacklevel=4)
+            warnings.warn(text, UserWarning, stacklevel=3)
     weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
-    invariant = [each for each in (options.weighting, options.balancer) if each is not None and each.scale_invariant]
+    invariant = [each for each in (checked.weighting, checked.balancer) if each is not None and each.scale_invariant]
     if weighted and invariant:
         warnings.warn(
             "The weights of heads do not change the direction of the encoder's update with "
             f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a "
             "method that depends on them, such as UPGrad.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
-
-
-def check_compile(
-    optimizer: Any, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
-) -> tuple[Any, CompileOptions]:
-    """The optimizer and the options of `compile`, checked together with the heads.
-
-    Raises:
-        ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.
-        TypeError: An option has the wrong type.
-    """
-    if not heads:
-        raise ValueError(
-            "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first."
-        )
-    optimizer = check_optimizer(optimizer, strategy.num_replicas_in_sync)
-    checked = options.checked([head.name for head in heads])
-    if strategy.num_replicas_in_sync > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
-        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
-    _check_coupled_rows(checked, heads, strategy.num_replicas_in_sync)
-    _warn_of_idle(checked, heads)
-    check_weight_decay(optimizer, {"encoder_weight_decay_multiplier": checked.encoder_weight_decay_multiplier}, heads)
+    core = optimizer_core(optimizer)
+    decays = {f"weight_decay_multiplier of head {head.name!r}": head.weight_decay_multiplier for head in heads}
+    for argument, rate in {"encoder_weight_decay_multiplier": checked.encoder_weight_decay_multiplier, **decays}.items():
+        if rate not in (0, 1) and core.weight_decay is None:
+            raise ValueError(
+                f"`{argument}` must be 0 or 1 for an optimizer without weight decay: it is a factor of the optimizer's. "
+                f"Received: {rate!r}, and {type(core).__name__} without `weight_decay`. Pass "
+                "`weight_decay` to the optimizer, for example keras.optimizers.AdamW(weight_decay=0.01)."
+            )
     return optimizer, checked
+
+
+def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
+    """Returns a Keras optimizer for an optimizer, its name or its configuration."""
+    received, problem = optimizer, None
+    try:
+        optimizer = get_optimizer(optimizer)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        optimizer, problem = None, error
+    if optimizer is None:  # as Keras 3 returns for None
+        raise ValueError(
+            f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
+            f"{quoted(optimizer_names())}. Received: optimizer={received!r}. {_remedy(received, problem)}"
+        ) from problem
+    if is_legacy_optimizer(optimizer):
+        kind = type(getattr(optimizer, "optimizer", optimizer))  # Keras 2 wraps those of TensorFlow 1
+        names = (kind.__name__, kind.__name__.removesuffix("Optimizer"))  # as the names of TensorFlow 1 end
+        known = [name for name in names if isinstance(getattr(keras.optimizers, name, None), type)]
+        remedy = f"Use keras.optimizers.{known[0]}." if known else _BY_NAME.get(kind.__name__, _WRITE_IT)
+        raise ValueError(
+            "`optimizer` must be a `keras.optimizers.Optimizer`, whose state of idle heads an update can restore. Received: "
+            f"{kind.__name__} of {kind.__module__}, a legacy optimizer. {remedy}"
+        )
+    attributes = vars(optimizer_core(optimizer)).values()
+    parts = tf.nest.flatten([list(each.values()) if isinstance(each, dict) else each for each in attributes])
+    if any(isinstance(each, keras.optimizers.Optimizer) for each in parts):  # whose slots it does not create itself
+        raise ValueError(
+            "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
+            f"{type(optimizer_core(optimizer)).__name__}, which contains another one. {_ONE}"
+        )
+    for option, value in optimizer_takes_over(optimizer).items():
+        raise ValueError(
+            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after the "
+            f"sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
+            f"`{INSTEAD[option].format(value=value)}` to `compile`."
+        )
+    _check_methods(optimizer, num_replicas)
+    return optimizer
+
+
+def _remedy(received: Given, problem: Exception | None) -> str:
+    """What to pass instead of what is no optimizer."""
+    if isinstance(received, type) or (callable(received) and not isinstance(received, keras.layers.Layer)):
+        if isinstance(received, keras.optimizers.schedules.LearningRateSchedule):
+            return "Pass it to an optimizer, as in keras.optimizers.Adam(schedule)."
+        return f"Pass what it returns, as in {getattr(received, '__name__', 'make')}()."
+    if is_number(received):
+        return f"Pass it to an optimizer, as in keras.optimizers.Adam({received!r})."
+    if isinstance(received, Mapping) and "class_name" in received:
+        if nearest(received["class_name"], optimizer_names()) == str(received["class_name"]).lower():
+            return f"Correct its 'config'. Keras says: {in_short(problem) if problem else ''}"
+        otherwise = "Register its class with Keras, or pass an instance."
+        return did_you_mean([received["class_name"]], optimizer_names(), otherwise)
+    if isinstance(received, (list, tuple, Mapping)):
+        parts = received.values() if isinstance(received, Mapping) else received
+        if any(isinstance(part, keras.optimizers.Optimizer) for part in parts):
+            return _ONE
+        return "Pass an instance, or a dict with 'class_name' and 'config', as `keras.optimizers.serialize` returns it."
+    return did_you_mean([received], optimizer_names(), "Pass one of these.")
+
+
+def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
+    """Checks that an optimizer overrides only methods that an update calls."""
+    core = optimizer_core(optimizer)
+    not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
+    found = overridden(type(core), not_called, keras.optimizers.Optimizer)
+    # Methods of the instance would apply to a copy of it, on several replicas.
+    found += [name for name in (*not_called, *(() if num_replicas == 1 else APPLYING)) if name in vars(core)]
+    if found:
+        raise ValueError(
+            f"`optimizer` must not override {quoted(found)}, which updates do not call: the trainer computes, scales and "
+            f"sums gradients. Received: {type(core).__name__}. Change gradients in `apply_gradients` of a "
+            "subclass, or by a `clip=` of your own, and losses by `weighting=`."
+        )
+    if has_loss_scaling(optimizer) and not type(optimizer).__module__.startswith("keras."):
+        raise ValueError(
+            "`optimizer` must be Keras's own LossScaleOptimizer if it scales losses: updates use its scale, not its methods."
+            f" Received: {type(optimizer).__name__}, a subclass. Override methods of the optimizer inside of it instead."
+        )

@@ -2,7 +2,6 @@
 
 from multihead._runs.checkpoint import Checkpoint
 from multihead.callbacks._early_stopping import HeadEarlyStopping
-from multihead.callbacks._logger import UpdateLogger
-from multihead.callbacks._tensorboard import HeadTensorBoard
+from multihead.callbacks._logger import HeadTensorBoard, UpdateLogger
 
 __all__ = ["Checkpoint", "UpdateLogger", "HeadEarlyStopping", "HeadTensorBoard"]

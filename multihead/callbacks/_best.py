@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
+from multihead._ground.types import Given, Trainer
 
 
 class Best:
-    """The best value so far, by the rules of Keras's `EarlyStopping`.
-
-    Args:
-        mode: `"min"` or `"max"`.
-        min_delta: The smallest change that is an improvement.
-
-    Attributes:
-        value: The best value, or None.
-        epoch: Its epoch, or None.
-        wait: The number of epochs since then.
-    """
+    """The best value so far, its epoch, and the epochs since then, by the rules of Keras's `EarlyStopping`."""
 
     def __init__(self, mode: str, min_delta: float = 0.0) -> None:
         self._sign, self._min_delta = (1 if mode == "max" else -1), abs(min_delta)
@@ -42,24 +32,20 @@ class Best:
         return is_best
 
 
-def variables_of(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
+def variables_of(trainer: Trainer, heads: Sequence[str]) -> list[tf.Variable]:
     """All variables of the encoder and of some heads, each once."""
     modules = [trainer.encoder, *(trainer.heads[head].module for head in heads)]
     found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
     return list({id(variable): variable for variable in found}.values())
 
 
-def by_head(option: Any, head: str, default: Any) -> Any:
+def by_head(option: Given, head: str, default: Given) -> Given:
     """The value for a head of an option that is one value, or a dict of values by head name."""
     return option.get(head, default) if isinstance(option, Mapping) else option
 
 
-def check_by_head(argument: str, option: Any, is_valid: Callable[[Any], bool], rule: str, example: Any) -> Any:
-    """Returns an option that is one value, or a dict of values by head name.
-
-    Raises:
-        ValueError: A value breaks the rule.
-    """
+def check_by_head(argument: str, option: Given, is_valid: Callable[[Given], bool], rule: str, example: Given) -> Given:
+    """Returns an option that is one value, or a dict of values by head name."""
     for value in option.values() if isinstance(option, Mapping) else [option]:
         if not is_valid(value):
             raise ValueError(

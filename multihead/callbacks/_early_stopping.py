@@ -6,12 +6,12 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.types import Callback, Config, Logs, Tensor
 from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, nearest, quoted
 from multihead.callbacks._best import Best, by_head, check_by_head, variables_of
 from multihead.heads._directions import direction
@@ -32,7 +32,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     or, with the values `B_k` of single-task models, the mean relative gain `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|`
     (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head without any metric so far,
     because there are no labels for it, does not count and stays trained, with a warning; when it gets one, the search for
-    the best score begins anew. An idle head that is monitored in training keeps its last metric. In an epoch where another
+    the best score restarts. An idle head that is monitored in training keeps its last metric. In an epoch where another
     metric is NaN, the score is NaN, and the epoch is not selected.
 
     Args:
@@ -150,7 +150,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             )
         self._restore([head], self._weights[head])
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
         heads = self.model.heads
         metrics = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.loss is not None}
@@ -165,7 +165,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._modes = {head: self._mode_of(head, name) for head, name in metrics.items()}
         self._clear()
 
-    def check_fit(self, others: Sequence[Any], *, validates: bool) -> None:
+    def check_fit(self, others: Sequence[Callback], *, validates: bool) -> None:
         """Called by the trainer: checks that callbacks which monitor the score see it, and treat higher as better.
 
         Args:
@@ -196,7 +196,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                     f"{name}(monitor={callback.monitor!r}) for lower values. Pass `mode='max'`."
                 )
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         logs = {} if logs is None else logs
         self._num_epochs += 1
@@ -205,8 +205,16 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             return
         improved, newly_idle = self._add(epoch, values)
         logs[self.score_name] = self._scores[epoch]
-        if len(self._scores) == 1:
-            self._warn_of_missing()
+        missing = [head for head in self._metrics if head not in self._last]
+        if missing and len(self._scores) == 1:
+            names = quoted(self._metrics[head] for head in missing)
+            warnings.warn(
+                f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no "
+                f"labels for it, or its loss is not finite. Until there is a value, the head does not count in "
+                f"{self.score_name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         for name in improved if self.restore_best_weights else []:
             variables = variables_of(self.model, list(self.model.heads) if name is None else [name])
             self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
@@ -214,23 +222,31 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Called by Keras."""
         if self.idle:
             self.model.set_idle([])
         if self.stopped_epoch:
             self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
         if self._num_epochs and self.best_score is None:
-            self._warn_of_none()
+            reason = f"in each epoch, a value of the heads {quoted(self._last)} was NaN. Look at the labels and losses"
+            if not self._scores:
+                reason = "no epoch had validation. Look at `validation_freq`"
+            elif max(self._scores) < self.start_from_epoch:
+                reason = f"training ended before the epoch {self.start_from_epoch}. Lower `start_from_epoch`"
+            elif not self._last:
+                reason = "the values of all heads were NaN. Look at the labels and losses"
+            text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             self._restore(list(self.model.heads), self._weights[None])
 
-    def get_run_state(self) -> dict[str, Any]:
+    def get_run_state(self) -> Config:
         """Called by `Checkpoint`: the metrics of all epochs and the kept weights."""
         return {"rows": self._rows, "weights": [[name, values] for name, values in self._weights.items()]}
 
-    def set_run_state(self, state: Mapping[str, Any]) -> None:
+    def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: restores the result of `get_run_state`."""
         self._clear()
         for epoch, values in state["rows"].items():
@@ -268,30 +284,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             gains.append(gain if self._modes[head] == "max" else -gain)
         return float(np.mean(gains)) if gains else math.nan
 
-    def _warn_of_missing(self) -> None:
-        missing = [head for head in self._metrics if head not in self._last]
-        if missing:
-            names = quoted(self._metrics[head] for head in missing)
-            warnings.warn(
-                f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no "
-                f"labels for it, or its loss is not finite. Until there is a value, the head does not count in "
-                f"{self.score_name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-    def _warn_of_none(self) -> None:
-        if not self._scores:
-            reason = "no epoch had validation. Look at `validation_freq`"
-        elif max(self._scores) < self.start_from_epoch:
-            reason = f"training ended before the epoch {self.start_from_epoch}. Lower `start_from_epoch`"
-        elif not self._last:
-            reason = "the values of all heads were NaN. Look at the labels and losses"
-        else:
-            reason = f"in each epoch, a value of the heads {quoted(self._last)} was NaN. Look at the labels and losses"
-        text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-
     def _restore(self, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(variables_of(self.model, heads), values, strict=True):
             variable.assign(value)
@@ -303,7 +295,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if self.stopped_epoch:
             self.model.stop_training = True
 
-    def _values(self, logs: Mapping[str, Any]) -> dict[str, float] | None:
+    def _values(self, logs: Mapping[str, Tensor]) -> dict[str, float] | None:
         absent = [name for name in self._metrics.values() if name not in logs]
         if not absent:
             return {head: float(logs[name]) for head, name in self._metrics.items()}
@@ -317,28 +309,23 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         )
 
     def _mode_of(self, head: str, metric: str) -> str:
-        mode = by_head(self.mode, head, "auto")
-        mode = direction(metric, NamedHead(head, self.model.heads[head])) if mode == "auto" else mode
+        found, mode = self.model.heads[head], by_head(self.mode, head, "auto")
+        mode = direction(metric, NamedHead(head, found)) if mode == "auto" else mode
         if mode is None:
-            self._check_metric(head, metric)
+            name = metric.removeprefix("val_").removeprefix(f"{head}_")
+            own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
+            near = nearest(name, own)
+            if near is not None and name not in own:  # no part of the library logs it
+                raise ValueError(
+                    f"`monitor` must have names in the logs. Received: {metric!r}; the metrics of head {head!r} are "
+                    f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{metric.removesuffix(name)}{near}'? For "
+                    "a metric of another callback, pass its `mode`."
+                )
             raise ValueError(
                 f"`mode` must say whether {metric!r} is better if it is higher or lower, which is known only for losses and "
                 f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
             )
         return mode
-
-    def _check_metric(self, head: str, metric: str) -> None:
-        """Refuses a metric that no part of the library logs, if its name is similar to one that the head has."""
-        name = metric.removeprefix("val_").removeprefix(f"{head}_")
-        found = self.model.heads[head]
-        own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
-        near = nearest(name, own)
-        if near is not None and name not in own:
-            raise ValueError(
-                f"`monitor` must have names in the logs. Received: {metric!r}; the metrics of head {head!r} are "
-                f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{metric.removesuffix(name)}{near}'? For a "
-                "metric of another callback, pass its `mode`."
-            )
 
     def _say(self, text: str) -> None:
         if self.verbose:

@@ -1,7 +1,9 @@
-"""`UpdateLogger`, and the base of callbacks that write the statistics of single updates."""
+"""Callbacks that write the statistics of single updates: to a file, and for TensorBoard, which is not imported."""
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
 import os
@@ -9,15 +11,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from multihead._display.drawing import cosine_matrix, heat_map, new_figure, optional
 from multihead._display.runs import read_ledger
 from multihead._ground.replicas import is_chief
+from multihead._ground.types import Config, Given, Logs
 from multihead._ground.validation import check_positive_whole
-from multihead._runs.files import replace_text
+from multihead._runs.snapshot import replace_text
 
 
 class PerUpdate(keras.callbacks.Callback):
@@ -42,18 +46,18 @@ class PerUpdate(keras.callbacks.Callback):
     def _begin(self, place: int | None) -> None:
         """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Config) -> None:
         """Writes `step`, `epoch` and the statistics of an update or, without `applied`, of a validation."""
         raise NotImplementedError
 
-    def get_run_state(self) -> dict[str, Any]:
+    def get_run_state(self) -> Config:
         """Called by `Checkpoint`: the names of layers; all updates until now are written."""
         if not self._is_begun:
             return {}
         self._read()
         return {"layers": self._layers}
 
-    def set_run_state(self, state: dict[str, Any]) -> None:
+    def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
         if state:
             self._start(state["layers"], state.get("place"))
@@ -64,7 +68,7 @@ class PerUpdate(keras.callbacks.Callback):
         self._is_begun, self._step, self._calls, self._layers = True, self.model.num_updates, 0, layers
         self._begin(place)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
         if self.model.options.telemetry is None:
             raise ValueError(
@@ -78,23 +82,23 @@ class PerUpdate(keras.callbacks.Callback):
             )
         self._is_begun = False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:  # now callbacks that load weights have done so
             self._start([])
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         self._calls += 1
         # Reading waits for the device, so it is done only after the step that may hold the next multiple.
         if self._calls * self.model.options.updates_at_once >= self.every - self._step % self.every:
             self._read()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:
             return
@@ -109,18 +113,14 @@ class PerUpdate(keras.callbacks.Callback):
         lines = metrics.latest(recorded - self._seen)
         step = end - sum(line["applied"] for line in lines)
         for line in lines:
+            if "layers" in line:  # with the names of when the run began: Keras's own count the layers of a process
+                if len(self._layers) != len(line["layers"]):
+                    self._layers = list(line["layers"])
+                line["layers"] = dict(zip(self._layers, line["layers"].values()))
             if (step + 1) % self.every == 0:
-                self._write({"step": step + 1, "epoch": self._epoch, **self._renamed(line)})
+                self._write({"step": step + 1, "epoch": self._epoch, **line})
             step += line["applied"]
         self._seen, self._step, self._calls = recorded, end, 0
-
-    def _renamed(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The statistics with the names that layers had when the run began: Keras's own count the layers of a process."""
-        if "layers" not in line:
-            return line
-        if len(self._layers) != len(line["layers"]):
-            self._layers = list(line["layers"])
-        return {**line, "layers": dict(zip(self._layers, line["layers"].values()))}
 
 
 class UpdateLogger(PerUpdate):
@@ -159,7 +159,11 @@ class UpdateLogger(PerUpdate):
 
     def _begin(self, place: int | None) -> None:
         self._writes = is_chief(self.model)
-        if not self._writes or (place is not None and _cut(self.path, place)):
+        if not self._writes:
+            return
+        if place is not None and self.path.is_file() and self.path.stat().st_size >= place:
+            with _writing(self.path), open(self.path, "r+b") as file:
+                file.truncate(place)
             return
         if place is not None:
             warnings.warn(
@@ -170,58 +174,34 @@ class UpdateLogger(PerUpdate):
             )
         if self.path.is_dir():
             raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
+        lines: list[Config] = []
         with _writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [line for line in _keep_until(self.path, self._step) if "applied" in line]
+            if self.path.exists():  # without the lines of later updates
+                lines = [line for line in read_ledger(self.path) if line["step"] <= self._step and self._step > 0]
+                replace_text(self.path, "".join(map(_as_text, lines)))
             self.path.touch()
         if self.model.log_metrics is not None:
-            self.model.log_metrics.restore_averages(lines, self.every)
+            self.model.log_metrics.restore_averages([line for line in lines if "applied" in line], self.every)
 
-    def get_run_state(self) -> dict[str, Any]:
+    def get_run_state(self) -> Config:
         """Called by `Checkpoint`: with the length of the file, which is on the disk."""
-        state = super().get_run_state()
-        return {**state, "place": _on_disk(self.path) if self._writes else None} if state else {}
+        state, place = super().get_run_state(), None
+        if state and self._writes:
+            with _writing(self.path), open(self.path, "ab") as file:
+                os.fsync(file.fileno())
+                place = os.fstat(file.fileno()).st_size
+        return {**state, "place": place} if state else {}
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Config) -> None:
         if self._writes:
             with _writing(self.path), open(self.path, "a", encoding="utf-8", newline="\n") as file:
                 file.write(_as_text(line))
 
 
-def _keep_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drops the lines of later updates from a file, if it exists, and returns those that stay; at step 0 there are none."""
-    if not path.exists():
-        return []
-    lines = [line for line in read_ledger(path) if line["step"] <= step and step > 0]
-    replace_text(path, "".join(_as_text(line) for line in lines))
-    return lines
-
-
-def _cut(path: Path, size: int) -> bool:
-    """Cuts a file to so many bytes; False if it has fewer."""
-    if not path.is_file() or path.stat().st_size < size:
-        return False
-    with _writing(path), open(path, "r+b") as file:
-        file.truncate(size)
-    return True
-
-
-def _on_disk(path: Path) -> int:
-    """The length in bytes of a file, all of which is on the disk afterwards; 0 without a file."""
-    if not path.exists():
-        return 0
-    with _writing(path), open(path, "rb+") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
-
-
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A context in which errors of the disk name the file.
-
-    Raises:
-        RuntimeError: The file cannot be written.
-    """
+    """A context in which errors of the disk name the file."""
     try:
         yield
     except OSError as error:
@@ -231,14 +211,93 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _as_text(line: Mapping[str, Any]) -> str:
+def _as_text(line: Config) -> str:
     """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
-    return json.dumps(_plain(line), ensure_ascii=False) + "\n"
+
+    def plain(value: Given) -> Given:
+        if isinstance(value, Mapping):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, float):
+            return float(str(np.float32(value))) if math.isfinite(value) else None
+        return value
+
+    return json.dumps(plain(line), ensure_ascii=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, float):
-        return float(str(np.float32(value))) if math.isfinite(value) else None
-    return value
+class HeadTensorBoard(PerUpdate):
+    """Shows the statistics of updates in TensorBoard during training, grouped by head.
+
+    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for statistics of no
+    head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean cosines between
+    the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and matplotlib. Keras's own
+    `TensorBoard` can be used as well, with the same folder.
+
+    Args:
+        log_dir: The folder, for `tensorboard --logdir`.
+        every: Write once in this many updates.
+
+    Raises:
+        ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None`.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str], *, every: int = 1) -> None:
+        super().__init__(every)
+        self.log_dir = Path(log_dir)
+        self._writer: Given = None
+
+    def _begin(self, place: int | None) -> None:
+        if is_chief(self.model):
+            self._writer = tf.summary.create_file_writer(str(self.log_dir))
+
+    def _write(self, line: Config) -> None:
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=line["step"]):
+            for name, value in line.items():
+                if isinstance(value, float):
+                    _add_to_board(self._tag(name), tf.constant(value, tf.float32), "scalars")
+            for layer, statistics in line.get("layers", {}).items():
+                for name, value in statistics.items():
+                    if value is not None:
+                        _add_to_board(f"layers/{layer}/{name}", tf.constant(value, tf.float32), "scalars")
+        self._writer.flush()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Called by Keras."""
+        super().on_epoch_end(epoch, logs)
+        names, values = cosine_matrix(logs or {}, list(self.model.heads))
+        if self._writer is None or not names or optional("matplotlib") is None:
+            return
+        size = 2.2 + 0.7 * len(names)
+        figure, axes = new_figure("The heat map", 1, 1, (size, size))
+        heat_map(axes[0, 0], f"Which heads agree, until update {self._step:,}", names, values)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=100)
+        width, height = (str(int(round(side))) for side in figure.get_size_inches() * 100)
+        with self._writer.as_default(step=self._step):
+            _add_to_board("cosines", tf.constant([width.encode(), height.encode(), png.getvalue()]), "images")
+        self._writer.flush()
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Called by Keras."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _tag(self, name: str) -> str:
+        """The name in TensorBoard of a statistic: its group (its head, if it has one) and the rest."""
+        if name.startswith("val_"):
+            group, _, rest = self._tag(name.removeprefix("val_")).partition("/")
+            return f"{group}/val_{rest}"
+        for one, other in itertools.combinations(self.model.heads, 2):
+            for suffix in ("", "_average"):
+                if name == f"{one}_{other}_cosine{suffix}":
+                    return f"cosines/{one} and {other}{suffix.replace('_', ' ')}"
+        head = max((head for head in self.model.heads if name.startswith(f"{head}_")), key=len, default=None)
+        return f"update/{name.removeprefix('update_')}" if head is None else f"{head}/{name.removeprefix(f'{head}_')}"
+
+
+def _add_to_board(tag: str, value: tf.Tensor, plugin: str) -> None:
+    """Writes a value as the plugin of TensorBoard reads it."""
+    data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin)
+    tf.summary.write(tag, value, metadata=tf.compat.v1.SummaryMetadata(plugin_data=data))

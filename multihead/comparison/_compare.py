@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
+from multihead._ground.types import Config, Dataset, Function, Given, Optimizer, Rate, Trainer
 from multihead._ground.validation import check_positive_whole
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._findings import relative_changes
@@ -36,20 +36,20 @@ from multihead.comparison._study import (
 
 
 def compare(
-    build: Callable[[], Any],
-    data: Any,
-    variants: Mapping[str, Mapping[str, Any]],
+    build: Callable[[], Trainer],
+    data: Dataset,
+    variants: Mapping[str, Config],
     seeds: int | Sequence[int],
     budget: int | Mapping[str, int],
     *,
-    metrics: Mapping[str, Any] | None = None,
-    optimizer: Callable[[Any], Any] = keras.optimizers.Adam,
+    metrics: Config | None = None,
+    optimizer: Callable[[Rate], Optimizer] = keras.optimizers.Adam,
     rates: float | Sequence[float] = (1e-3, 3e-3, 1e-2),
     tuning_seeds: int | Sequence[int] = 1000,
     batch_size: int = 32,
-    options: Mapping[str, Any] | None = None,
+    options: Config | None = None,
     equal_cost: bool | Sequence[str] = True,
-    measure: Callable[[Any, Any], Mapping[str, float]] | None = None,
+    measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None = None,
     file: str | os.PathLike[str] | None = None,
     processes: int = 1,
     verbose: int = 1,
@@ -92,7 +92,7 @@ def compare(
         rates: The grid of initial learning rates; with a single rate, none is chosen.
         tuning_seeds: The seed on which rates are chosen, none of `seeds` (1000 is this one seed, not a number of seeds); or
             a list of several, whose mean decides: a rate at the edge of stability, at which some runs fail, then is not
-            chosen for the luck of one.
+            chosen because one seed happened to succeed.
         batch_size: The number of examples in a batch of arrays.
         options: Options of `compile` for all variants and the single-task models, such as `clip` or
             `gradient_accumulation_steps`.
@@ -107,7 +107,7 @@ def compare(
         verbose: 1 prints a line for every run, 0 nothing.
 
     Returns:
-        The comparison: tables, findings in words, intervals and the picture of the front; `print` it.
+        The comparison: tables, findings as text, intervals and the plot of the front; `print` it.
 
     Raises:
         ValueError: An argument is out of range, the variants do not have equal starts or orders of data, or `file` belongs
@@ -155,12 +155,13 @@ class _Steps:
     def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, each: Each, verbose: int) -> None:
         self._study, self._variants, self._lines, self._each, self._verbose = study, variants, lines, each, verbose
         self._metrics: dict[str, list[str]] = {}
+        self._signs: dict[str, float] = {}
         self._judged: list[str] = []  # the heads by which a variant's rates are chosen
         self._baselines: dict[str, float] = {}  # the metric of each head alone on the tuning seeds
         self._total = self._known = self._done = 0  # updates of runs
         self._since = time.monotonic()
 
-    def all(self, twice: Sequence[str], metrics: Any) -> Comparison:
+    def all(self, twice: Sequence[str], metrics: Given) -> Comparison:
         """All steps; `twice` are the variants that are trained at equal cost, too."""
         study = self._study
         first = Job(TUNE, next(iter(self._variants.values())), "", study.tuning_seeds[0], study.rates[0])
@@ -168,6 +169,7 @@ class _Steps:
         ((_, probed),) = self._each(probe, [(first, metrics)])
         self._lines.begin(settings_of(study, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
+        self._signs = {head: 1.0 if direction == "max" else -1.0 for head, (_, direction) in self._metrics.items()}
         few = probed["few_labels"]
         if few != (last_of(self._lines.lines, "few_labels") or {}):
             self._lines.append({"few_labels": few})
@@ -244,7 +246,7 @@ class _Steps:
                     )
                 best = int(np.nanargmax(scores))
                 if job.head:
-                    self._baselines[job.head] = scores[best] * self._sign(job.head)
+                    self._baselines[job.head] = scores[best] * self._signs[job.head]
                 tried = [tried[best]]
             own = {"head_rates": dict(job.head_rates)} if job.head_rates else {}
             line = {"chosen": job.label, "rate": tried[0].rate, "rates": list(rates), **own}
@@ -256,18 +258,15 @@ class _Steps:
     def _score(self, lines: Sequence[Line]) -> float:
         """The mean metric of a single-task model, signed so that higher is better; the mean delta-m for several heads."""
         if head := lines[0]["head"]:
-            return self._sign(head) * self._mean(lines, head)
+            return self._signs[head] * self._mean(lines, head)
         values = np.array([[self._mean(lines, head)] for head in self._judged])
         baselines = np.array([[self._baselines[head]] for head in self._judged])
-        return float(relative_changes(values, baselines, np.array([*map(self._sign, self._judged)]))[0])
+        return float(relative_changes(values, baselines, np.array([self._signs[head] for head in self._judged]))[0])
 
     def _mean(self, lines: Sequence[Line], head: str) -> float:
         """The mean of a head's metric on the validation data over runs; NaN if one of them has none."""
         values = [line["metrics"].get(VALIDATION, {}).get(self._metrics[head][0]) for line in lines]
         return math.nan if None in values else float(np.mean(values))
-
-    def _sign(self, head: str) -> float:
-        return 1.0 if self._metrics[head][1] == "max" else -1.0
 
     def _run(self, jobs: Iterable[Job]) -> None:
         """Computes the runs that are not known, and checks that runs of a seed had the same start and order."""
@@ -303,7 +302,7 @@ class _Steps:
                     "that makes the data set, so that a shuffle begins again, or let it have a seed and not reshuffle."
                 )
 
-    def _build_of(self, variant: str) -> Any:
+    def _build_of(self, variant: str) -> Function | str | None:
         """What tells the trainers of a variant from those of others: variants with equal ones have equal starts."""
         if variant in self._variants:
             return self._variants[variant].build

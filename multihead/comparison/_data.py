@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.data import digest_of
 from multihead._ground.calls import as_is
+from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _PARTS = (TRAIN, VALIDATION, TEST)
 MARKS = 8
 """In how many places of a run the digest of the batches so far is kept."""
-FEW = 10
-"""With fewer labels of a class than this, the standard error of a metric exceeds the differences between variants.
-
-For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and McNeil, 1982).
-"""
 
 
-def parts_of(data: Any, seed: int) -> dict[str, Any]:
+def parts_of(data: Dataset, seed: int) -> dict[str, Dataset]:
     """The parts of the data for a seed, each a data set of batches or a tuple `(x, y)` or `(x, y, sample_weight)`."""
     given = data(seed) if callable(data) else data
     received = f"a dict of {quoted(given)}" if isinstance(given, Mapping) else f"{type(given).__name__}"
@@ -39,7 +34,7 @@ def parts_of(data: Any, seed: int) -> dict[str, Any]:
     return {name: _read_part(name, part) for name, part in given.items()}
 
 
-def _read_part(name: str, given: Any) -> Any:
+def _read_part(name: str, given: Given) -> Dataset:
     if isinstance(given, tf.data.Dataset):
         return given
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
@@ -58,7 +53,7 @@ def _read_part(name: str, given: Any) -> Any:
     return part
 
 
-def check_targets(parts: Mapping[str, Any], heads: Collection[str]) -> None:
+def check_targets(parts: Mapping[str, Dataset], heads: Collection[str]) -> None:
     """Checks that each part has targets for every head, and for no other."""
     for name, part in parts.items():
         elements = part.element_spec if isinstance(part, tf.data.Dataset) else part
@@ -73,7 +68,7 @@ def check_targets(parts: Mapping[str, Any], heads: Collection[str]) -> None:
             check_head_names(f"data[{name!r}]", by_head, list(heads))
 
 
-def of_heads(part: Any, heads: Collection[str]) -> Any:
+def of_heads(part: Dataset, heads: Collection[str]) -> Dataset:
     """A part, or a batch, without the targets and weights of other heads."""
     if isinstance(part, tf.data.Dataset):
         return part.map(as_is(lambda *batch: of_heads(batch, heads)))
@@ -82,19 +77,19 @@ def of_heads(part: Any, heads: Collection[str]) -> Any:
     return (x, *(each for each in kept if each))
 
 
-def arguments(part: Any, batch_size: int) -> dict[str, Any]:
+def arguments(part: Dataset, batch_size: int) -> Config:
     """A part as arguments of `fit` and `evaluate`."""
     if isinstance(part, tf.data.Dataset):
         return {"x": part}
     return {**dict(zip(("x", "y", "sample_weight"), part)), "batch_size": batch_size}
 
 
-def is_endless(part: Any) -> bool:
+def is_endless(part: Dataset) -> bool:
     """Whether a part is a data set that repeats itself."""
     return isinstance(part, tf.data.Dataset) and int(part.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
-def batches_per_epoch(part: Any, batch_size: int) -> int:
+def batches_per_epoch(part: Dataset, batch_size: int) -> int:
     """The number of batches of one pass over the training data."""
     if not isinstance(part, tf.data.Dataset):
         return math.ceil(len(part[1][next(iter(part[1]))]) / batch_size)
@@ -114,12 +109,12 @@ class Feed:
     of all heads, up to each of the `MARKS` places in `marked` batches that was reached.
     """
 
-    def __init__(self, part: Any, *, batch_size: int, seed: int, marked: int) -> None:
+    def __init__(self, part: Dataset, *, batch_size: int, seed: int, marked: int) -> None:
         self._part, self._batch_size, self._seed = part, batch_size, seed
         self._every = max(marked // MARKS, 1)
         self.order: list[int] = []
 
-    def batches(self, heads: Collection[str], number: int) -> Iterator[Any]:
+    def batches(self, heads: Collection[str], number: int) -> Iterator[Nested]:
         """Some batches with the targets of some heads."""
         digest, self.order = 0, []
         for count, batch in enumerate(itertools.islice(self._endless(), number), start=1):
@@ -128,7 +123,7 @@ class Feed:
                 self.order.append(digest)
             yield of_heads(batch, heads)
 
-    def _endless(self) -> Iterator[Any]:
+    def _endless(self) -> Iterator[Nested]:
         generator = np.random.default_rng(self._seed)
         while True:
             is_empty = True
@@ -141,21 +136,10 @@ class Feed:
                     "its source."
                 )
 
-    def _of_arrays(self, generator: np.random.Generator) -> Iterator[Any]:
+    def _of_arrays(self, generator: np.random.Generator) -> Iterator[Nested]:
         size = len(self._part[1][next(iter(self._part[1]))])
         order = generator.permutation(size)
         for start in range(0, size, self._batch_size):
             rows = order[start : start + self._batch_size]
-            yield tf.nest.map_structure(lambda leaf, rows=rows: _rows(leaf, rows), self._part)
-
-
-def _rows(leaf: Any, rows: np.ndarray) -> Any:
-    return tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows]
-
-
-def digest_of(nest: Any, digest: int = 0) -> int:
-    """A number that depends on all values of a nest of arrays and tensors, and on the digest before it."""
-    for leaf in tf.nest.flatten(nest, expand_composites=True):
-        array = np.asarray(leaf)
-        digest = zlib.crc32(repr(array.tolist()).encode() if array.dtype == object else array.tobytes(), digest)
-    return digest
+            leaves = (tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows] for leaf in tf.nest.flatten(self._part))
+            yield tf.nest.pack_sequence_as(self._part, list(leaves))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
+from multihead._ground.types import Given
 from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
 from multihead.comparison._jobs import chosen_rates
 from multihead.comparison._study import ALONE, AT_EQUAL_COST
+from multihead.diagnosis._statistics import student_quantile
 
 CONFIDENCE = 0.95
 
@@ -59,34 +61,6 @@ def difference_of(values: np.ndarray, confidence: float = CONFIDENCE) -> Differe
     return Difference(mean, mean - margin, mean + margin, count)
 
 
-def student_quantile(probability: float, degrees: int) -> float:
-    """The value below which Student's variable lies with a probability of at least 0.5, by bisection."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):  # far beyond the 53 bits of a double
-        middle = (low + high) / 2
-        if _student_probability(middle, degrees) < 2 * probability - 1:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(degrees) * math.tan((low + high) / 2)
-
-
-def _student_probability(angle: float, degrees: int) -> float:
-    """The probability that Student's variable lies between `-t` and `t`, for `t = sqrt(degrees) tan(angle)`.
-
-    The finite sums for a whole number of degrees of freedom: Abramowitz and Stegun, Handbook of Mathematical Functions,
-    1964, 26.7.3 and 26.7.4.
-    """
-    sine, cosine = math.sin(angle), math.cos(angle)
-    is_odd = degrees % 2 == 1
-    term = cosine if is_odd else 1.0
-    total = term if degrees > 1 else 0.0
-    for i in range(3 if is_odd else 2, degrees - 1, 2):
-        term *= cosine**2 * (i - 1) / i
-        total += term
-    return (angle + sine * total) * 2 / math.pi if is_odd else sine * total
-
-
 def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
     """The mean and the standard deviation over the seeds that stayed finite; NaN without enough of them."""
     known = values[np.isfinite(values)]
@@ -110,14 +84,6 @@ def cost_of(variant: str, updates: Mapping[str, int], costs: Mapping[str, Mappin
         return 1.0
     found = costs.get(variant.removesuffix(AT_EQUAL_COST))
     return None if found is None else found["update"] * updates[variant] / updates[ALONE]
-
-
-def costs_of(
-    variants: Iterable[str], updates: Mapping[str, int], costs: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """By variant, what it takes to train it: the measured time if it is known of all, otherwise the number of updates."""
-    times = {variant: cost_of(variant, updates, costs) for variant in variants}
-    return {name: updates[name] if time is None or None in times.values() else time for name, time in times.items()}
 
 
 def harms(values: np.ndarray, alone: np.ndarray, signs: np.ndarray) -> bool:
@@ -159,27 +125,27 @@ def favoured(
 # In words; `found` is the `Comparison`
 
 
-def joint_of(found: Any) -> list[str]:
+def joint_of(found: Given) -> list[str]:
     """The variants that share an encoder."""
     return [variant for variant in found.variants if variant != ALONE]
 
 
-def tables_of(found: Any) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, columns and rows: the metrics of all variants, and the differences from the single-task models."""
     count = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
     arrows = {"max": "↑", "min": "↓"}
     columns = [f"{found.metrics[head]} {arrows[found.directions[head]]}" for head in found.heads]
-    values = [
-        [*_of_training(found, name), *(_spread(found.values(name, h)) for h in found.heads)] for name in found.variants
-    ]
-    differences = [
-        [
-            name,
-            *(_interval(found.difference(name, head)) for head in found.heads),
-            _interval(found.delta_m(name), percent=True),
-        ]
-        for name in joint_of(found)
-    ]
+    values, differences = [], []
+    for name in found.variants:
+        labels = [f"{head} {ALONE}" for head in found.heads] if name == ALONE else [name]
+        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(found.rates[label] for label in labels))
+        rates = f"{rates}; heads as alone" if name in found.head_rates else rates
+        cost = cost_of(name, found.updates, found.costs)
+        of_training = [name, f"{found.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
+        values.append([*of_training, *(_spread(found.values(name, head)) for head in found.heads)])
+        if name != ALONE:
+            against = [_interval(found.difference(name, head)) for head in found.heads]
+            differences.append([name, *against, _interval(found.delta_m(name), percent=True)])
     return [
         (
             f"On the {found.split} data: mean ± standard deviation over {count}",
@@ -192,15 +158,6 @@ def tables_of(found: Any) -> list[tuple[str, list[str], list[list[str]]]]:
             differences,
         ),
     ]
-
-
-def _of_training(found: Any, variant: str) -> list[str]:
-    """The variant, its number of updates, the cost relative to the single-task models, and the learning rate."""
-    labels = [f"{head} {ALONE}" for head in found.heads] if variant == ALONE else [variant]
-    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(found.rates[label] for label in labels))
-    cost = cost_of(variant, found.updates, found.costs)
-    rates = f"{rates}; heads as alone" if variant in found.head_rates else rates
-    return [variant, f"{found.updates[variant]:,}", "" if cost is None else f"{cost:.2f}", rates]
 
 
 def _spread(values: np.ndarray) -> str:
@@ -219,23 +176,27 @@ def _interval(difference: Difference, *, percent: bool = False) -> str:
     return f"{mean} ({low} to {high})" if np.isfinite(difference.low) else mean
 
 
-def verdict_of(found: Any, favoured: str | None, *, is_harmful: bool) -> list[str]:
-    """One or two sentences: whether sharing is as good as a model for each head, and the variant that is favoured, if any.
-
-    `is_harmful` says whether a head is worse than alone with that variant on the validation data.
-    """
-    if favoured is None or len(joint_of(found)) < 2 or len(found.seeds) < 2:
-        return [_answer(found)]
-    return [_answer(found), _of_favoured(found, favoured, is_harmful)]
-
-
-def findings_of(found: Any) -> list[str]:
+def findings_of(found: Given) -> list[str]:
     """Sentences: each variant against the single-task models, costs, and what to be careful about."""
-    against = [_against_alone(found, variant) for variant in joint_of(found)]
-    return [*against, *(_of_cost(name, costs, len(found.heads)) for name, costs in found.costs.items()), *_cautions(found)]
+    words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
+    for variant in joint_of(found):
+        each = [(head, found.difference(variant, head)) for head in found.heads]
+        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {_interval(one)}" for head, one in each]
+        delta_m = _interval(found.delta_m(variant), percent=True)
+        words.append(f"{variant!r} against each head alone: {'; '.join(texts)}; delta-m {delta_m}.")
+    for variant, costs in found.costs.items():
+        update, serve = costs["update"], costs["serve"]
+        size = f" It has {plain(costs['size'])} times their parameters." if "size" in costs else ""
+        runs_once = ", because the encoder runs once" if serve < 1 else ""
+        words.append(
+            f"An update of {variant!r} takes {plain(update)} of the time in which each of the {len(found.heads)} "
+            f"single-task models makes one, so in the same time it makes {plain(1 / update)} times as many. A prediction "
+            f"for all heads takes {plain(serve)} of the time of theirs{runs_once}.{size}"
+        )
+    return [*words, *_cautions(found)]
 
 
-def _answer(found: Any) -> str:
+def answer_of(found: Given) -> str:
     """Whether a variant is as good as the single-task models on all heads."""
     at_equal_cost = [variant for variant in joint_of(found) if variant.endswith(AT_EQUAL_COST)]
     at, shown = ("at equal cost", at_equal_cost) if at_equal_cost else ("in as many updates", joint_of(found))
@@ -255,7 +216,7 @@ def _answer(found: Any) -> str:
     )
 
 
-def _of_favoured(found: Any, variant: str, is_harmful: bool) -> str:
+def favoured_of(found: Given, variant: str, *, is_harmful: bool) -> str:
     """The variant that the validation data favour, and what it is on the test data."""
     verdicts = [found.difference(variant, head).verdict for head in found.heads]
     there = ", though with it one head at least is worse than alone there" if is_harmful else ""
@@ -269,27 +230,7 @@ def _of_favoured(found: Any, variant: str, is_harmful: bool) -> str:
     )
 
 
-def _against_alone(found: Any, variant: str) -> str:
-    words = []
-    for head in found.heads:
-        each = found.difference(variant, head)
-        verdict = {"within noise": "within the noise of seeds", "unknown": "not comparable"}.get(each.verdict, each.verdict)
-        words.append(f"{verdict} on {head!r}, {_interval(each)}")
-    delta_m = _interval(found.delta_m(variant), percent=True)
-    return f"{variant!r} against each head alone: {'; '.join(words)}; delta-m {delta_m}."
-
-
-def _of_cost(variant: str, costs: Mapping[str, float], heads: int) -> str:
-    update, serve = costs["update"], costs["serve"]
-    size = f" It has {plain(costs['size'])} times their parameters." if "size" in costs else ""
-    return (
-        f"An update of {variant!r} takes {plain(update)} of the time in which each of the {heads} single-task models makes "
-        f"one, so in the same time it makes {plain(1 / update)} times as many. A prediction for all heads takes "
-        f"{plain(serve)} of the time of theirs{', because the encoder runs once' if serve < 1 else ''}.{size}"
-    )
-
-
-def _cautions(found: Any) -> list[str]:
+def _cautions(found: Given) -> list[str]:
     words = []
     if len(found.seeds) < 2:
         words.append("With one seed, no difference can be told from noise: pass three seeds at least.")

@@ -8,23 +8,23 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from multihead._ground.validation import nearest
-from multihead._runs.files import locked, replace_text
+from multihead._display.runs import read_lines
+from multihead._ground.types import Config, Function, Given
+from multihead._runs.snapshot import locked, replace_text
 from multihead.comparison._study import Study
 
-Line = dict[str, Any]
-Each = Callable[[Callable[..., Any], Iterable[Any]], Iterator[tuple[Any, Any]]]
+Line = Config
+Each = Callable[[Function, Iterable[Given]], Iterator[tuple[Given, Given]]]
 """Calls a function with the study and each of some arguments; yields arguments and results, as they are ready."""
 _OPEN = ("rates", "tuning_seeds")
 """The settings that may change when a comparison goes on."""
@@ -32,30 +32,13 @@ _STUDY: list[Study] = []
 """In a process of its own: the study."""
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[Line]:
+def read_file(path: str | os.PathLike[str]) -> list[Line]:
     """The lines of a comparison, settings first. A last line that a crash has cut off is left out."""
-    if not os.path.exists(path):
-        folder = Path(path).parent
-        near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
-        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass the `file` of a `multihead.compare`."
-        raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
-    *texts, _ = Path(path).read_text(encoding="utf-8").split("\n")  # what ends without a line break was cut off
-    found: list[Line] = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or (number == 1 and "settings" not in line):
-            raise ValueError(
-                "`path` must be the file of a comparison, with a JSON object in each line. Received: "
-                f"{os.fspath(path)!r}, whose line {number} is {text[:60]!r}. Pass the `file` of `compare`."
-            )
-        found.append(line)
-    return found
+    kind, hint = "a comparison, with a JSON object in each line", "Pass the `file` of a `multihead.compare`."
+    return read_lines(path, kind, lambda line, number: number > 1 or "settings" in line, hint)
 
 
-def last_of(lines: Sequence[Line], name: str) -> Any:
+def last_of(lines: Sequence[Line], name: str) -> Given:
     """The value in the last line with a name; None without such a line."""
     return next((line[name] for line in reversed(lines) if name in line), None)
 
@@ -65,7 +48,7 @@ def chosen_rates(lines: Sequence[Line]) -> dict[str, Line]:
     return {line["chosen"]: line for line in lines if "chosen" in line}
 
 
-def key_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+def key_of(line: Line) -> tuple[Hashable, ...]:
     """What tells a run from all others."""
     names = ("run", "variant", "head", "seed", "rate", "updates", "at_equal_cost")
     return (*(line[name] for name in names), tuple(sorted(line.get("head_rates", {}).items())))
@@ -78,17 +61,14 @@ class Lines:
         self._path = path
         self.lines: list[Line] = []
         if path is not None and path.exists():
-            self.lines = read_lines(path)
+            self.lines = read_file(path)
             replace_text(path, "".join(map(_as_json, self.lines)))  # without a line that was cut off
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
+    def begin(self, settings: Config) -> None:
         """Writes the settings into a new file, and compares them with those of another.
 
         Its grid of rates may differ, and the seeds on which they are chosen, but for the first, whose start is in the
         settings: that leaves each run as it is.
-
-        Raises:
-            ValueError: The file belongs to other settings.
         """
         now = json.loads(json.dumps(dict(settings)))
         if not self.lines:
@@ -109,7 +89,7 @@ class Lines:
             replace_text(self._path, "".join(map(_as_json, [{"settings": now}, *self.lines[1:]])))
         self.lines[0] = {"settings": now}
 
-    def append(self, line: Mapping[str, Any]) -> Line:
+    def append(self, line: Line) -> Line:
         """Adds a line, which is on the disk afterwards, and returns it as it will be read."""
         text = _as_json(line)
         if self._path is not None:
@@ -120,7 +100,7 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
-    def runs(self) -> dict[tuple[Any, ...], Line]:
+    def runs(self) -> dict[tuple[Hashable, ...], Line]:
         """The lines of runs by what tells them apart."""
         return {key_of(line): line for line in self.lines if "run" in line}
 
@@ -150,12 +130,12 @@ def opened(path: str | os.PathLike[str] | None) -> Iterator[Lines]:
         yield Lines(file)
 
 
-def _as_json(line: Mapping[str, Any]) -> str:
+def _as_json(line: Line) -> str:
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 @contextmanager
-def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Iterator[Each]:
+def workers(study: Study, processes: int, variants: Sequence[Given] = ()) -> Iterator[Each]:
     """A context in which runs are computed: in this process, or in several new ones, which import the program again."""
     if processes == 1:
         yield lambda function, arguments: ((argument, function(study, argument)) for argument in arguments)
@@ -172,7 +152,7 @@ def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Itera
         processes, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(study, _switches())
     )
 
-    def each(function: Callable[..., Any], arguments: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def each(function: Function, arguments: Iterable[Given]) -> Iterator[tuple[Given, Given]]:
         waiting = {pool.submit(_call, function, argument): argument for argument in arguments}
         for future in concurrent.futures.as_completed(waiting):
             yield waiting[future], future.result()
@@ -190,7 +170,7 @@ def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Itera
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _switches() -> dict[str, Any]:
+def _switches() -> Config:
     """Global switches of TensorFlow and Keras that change results, and that a new process does not have."""
     threads = tf.config.threading
     return {
@@ -203,7 +183,7 @@ def _switches() -> dict[str, Any]:
     }
 
 
-def _begin(study: Study, switches: Mapping[str, Any]) -> None:
+def _begin(study: Study, switches: Config) -> None:
     """The beginning of a new process: the study, and the switches of the process that made it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tf.config.threading.set_intra_op_parallelism_threads(switches["threads"][0])
@@ -224,5 +204,5 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _call(function: Callable[..., Any], argument: Any) -> Any:
+def _call(function: Function, argument: Given) -> Given:
     return function(_STUDY[0], argument)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead import losses, scaling
+from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 from multihead.comparison._data import TEST, TRAIN, VALIDATION, Feed, batches_per_epoch, is_endless
-from multihead.comparison._run import build_argument, built, fit_nothing, start
+from multihead.comparison._run import built, fit_nothing, start
 from multihead.comparison._study import Job, Study, as_text
 from multihead.heads import Head
 
@@ -25,7 +25,7 @@ For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and 
 """
 
 
-def probe(study: Study, given: tuple[Job, Any]) -> dict[str, Any]:
+def probe(study: Study, given: tuple[Job, Given]) -> Config:
     """What a comparison must know before its first run: metrics, the length of runs, and digests of the start."""
     job, metrics = given
     trainer, parts, digests = start(study, job)
@@ -59,7 +59,7 @@ class _Direction(keras.callbacks.Callback):
 
 
 def _read_metrics(
-    metrics: Any, heads: Sequence[str], known: Mapping[str, str | None], *, free: bool
+    metrics: Given, heads: Sequence[str], known: Mapping[str, str | None], *, free: bool
 ) -> dict[str, tuple[str, str]]:
     """Each head's metric and its direction, `"min"` or `"max"`; `known` are those of `evaluate`, unless they are `free`."""
     if metrics is None and free:
@@ -101,7 +101,7 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
     """The digests of `start` of a variant, so that options that do not suit it are errors before the first run."""
     if job.variant.build is None:
         return start(study, job)[2]
-    argument = build_argument(job.variant)
+    argument = job.variant.build_argument
     one, other = built(study, replace(job.variant, build=None)), built(study, job.variant)
     if other is built(study, job.variant):
         raise ValueError(
@@ -114,7 +114,15 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
     for name, head in one.heads.items():
-        both = _judged(head), _judged(other.heads[name])
+        both = [
+            {
+                "loss": "None" if each.loss is None else losses.get(each.loss).name,
+                "metrics": as_text([getattr(metric, "name", metric) for metric in each.metrics]),
+                "target_scaling": as_text(None if each.target_scaling is None else type(scaling.get(each.target_scaling))),
+                "ignore_label": as_text(each.ignore_label),
+            }
+            for each in (head, other.heads[name])
+        ]
         differ = [key for key in both[0] if both[0][key] != both[1][key]]
         if differ:
             shown = "; ".join(f"{key}: {each[key]}" for key in differ for each in both)
@@ -131,18 +139,7 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
     return first
 
 
-def _judged(head: Head) -> dict[str, str]:
-    """What a head's metrics depend on besides its predictions, as text by name."""
-    scaled = scaling.get(head.target_scaling)
-    return {
-        "loss": "None" if head.loss is None else losses.get(head.loss).name,
-        "metrics": as_text([getattr(metric, "name", metric) for metric in head.metrics]),
-        "target_scaling": as_text(None if scaled is None else type(scaled)),
-        "ignore_label": as_text(head.ignore_label),
-    }
-
-
-def few_labels(heads: Mapping[str, Head], part: Any) -> dict[str, int]:
+def few_labels(heads: Mapping[str, Head], part: Dataset) -> dict[str, int]:
     """By the names of heads of two classes, the number of labels of the rarer one, if below `FEW`.
 
     A head is of two classes if all of its labels are 0 or 1 and its loss is for such labels, or both occur. Data without an
@@ -169,7 +166,7 @@ def few_labels(heads: Mapping[str, Head], part: Any) -> dict[str, int]:
     return found
 
 
-def _labels_that_count(head: Head, targets: Any, weights: Any) -> np.ndarray:
+def _labels_that_count(head: Head, targets: Nested, weights: Nested) -> np.ndarray:
     """The labels that are present: of rows of two columns the second one, and 0 for -1 where the loss takes -1 and 1."""
     loss, labels = losses.get(head.loss), tf.cast(targets, tf.float64).numpy()
     ignored = [each for each in (head.ignore_label, loss.ignore_label) if each is not None]

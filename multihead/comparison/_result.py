@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from multihead._display.drawing import as_text
 from multihead._display.front import Point, draw_front
-from multihead._display.tables import as_text
+from multihead._ground.types import Config, Figure
 from multihead._ground.validation import check_choice
 from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._findings import (
     CONFIDENCE,
     Difference,
-    costs_of,
+    answer_of,
+    cost_of,
     difference_of,
     favoured,
+    favoured_of,
     findings_of,
     harms,
     joint_of,
     mean_and_deviation,
     relative_changes,
     tables_of,
-    verdict_of,
 )
-from multihead.comparison._jobs import Line, chosen_rates, last_of, read_lines
+from multihead.comparison._jobs import Line, chosen_rates, last_of, read_file
 from multihead.comparison._study import ALONE, AT_EQUAL_COST, FINAL, label_of
 
 _COSTS = ("update", "serve", "size")
@@ -69,10 +70,12 @@ class Comparison:
         self.split: str = settings["split"]
         self.few_labels: dict[str, int] = last_of(self.lines, "few_labels") or {}
         self._signs = np.array([-1.0 if self.directions[head] == "min" else 1.0 for head in self.heads])
+        self._counts = np.array([head not in self.few_labels for head in self.heads])  # have enough labels for validation
         chosen = chosen_rates(self.lines)
         self._runs: dict[tuple[str, str, int], Line] = {}
-        for line in self.lines:
-            if line.get("run") == FINAL and _rates(line) == _rates(chosen.get(_label(line, line["head"]), line)):
+        for line in (line for line in self.lines if line.get("run") == FINAL):
+            choice = chosen.get(_label(line, line["head"]), line)
+            if all(line.get(name) == choice.get(name) for name in ("rate", "head_rates")):
                 self._runs[_label(line), line["head"], line["seed"]] = line
         variants = {line["variant"]: line for line in self.lines if "is_fixed" in line}
         self._fixed = {name for name, line in variants.items() if line["is_fixed"]}
@@ -161,13 +164,11 @@ class Comparison:
 
     def _favoured(self, variants: Sequence[str]) -> str | None:
         values = {variant: self._of_heads(variant, VALIDATION) for variant in variants}
-        costs = costs_of(variants, self.updates, self.costs)
+        times = {name: cost_of(name, self.updates, self.costs) for name in variants}  # if they are known of all
+        costs = {
+            name: self.updates[name] if time is None or None in times.values() else time for name, time in times.items()
+        }
         return favoured(values, self._of_heads(ALONE, VALIDATION), self._signs, costs, self._counts)
-
-    @property
-    def _counts(self) -> np.ndarray:
-        """`[heads]`: which of them have enough labels on the validation data."""
-        return np.array([head not in self.few_labels for head in self.heads])
 
     def _of_heads(self, variant: str, part: str | None = None) -> np.ndarray:
         """The metrics of a variant, `[heads, seeds]`."""
@@ -197,12 +198,14 @@ class Comparison:
         return " ".join(self._verdict())
 
     def _verdict(self) -> list[str]:
-        favourite = self._favoured(joint_of(self)) if self.split == TEST else None
+        joint, favourite = joint_of(self), None
+        if self.split == TEST and len(joint) > 1 and len(self.seeds) > 1:
+            favourite = self._favoured(joint)
         if favourite is None:
-            return verdict_of(self, None, is_harmful=False)
+            return [answer_of(self)]
         kept = self._counts
         values, alone = (self._of_heads(variant, VALIDATION)[kept] for variant in (favourite, ALONE))
-        return verdict_of(self, favourite, is_harmful=harms(values, alone, self._signs[kept]))
+        return [answer_of(self), favoured_of(self, favourite, is_harmful=harms(values, alone, self._signs[kept]))]
 
     @property
     def findings(self) -> list[str]:
@@ -220,7 +223,7 @@ class Comparison:
     def __str__(self) -> str:
         return "\n\n".join([self.verdict, self.table(), "\n".join(f"- {finding}" for finding in findings_of(self))])
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Draws the front; see `multihead.plots.front`.
 
         Returns:
@@ -244,36 +247,30 @@ class Comparison:
             found.append(Point(variant, role, base if is_base else None, means, deviations, changes))
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Config:
         """All metrics, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
+
+        def plain(value: float) -> float | None:
+            return float(value) if np.isfinite(value) else None
+
+        def as_dict(found: Difference) -> Config:
+            ends = {"mean": plain(found.mean), "low": plain(found.low), "high": plain(found.high)}
+            return {**ends, "seeds": found.seeds, "verdict": found.verdict}
+
         joint = joint_of(self)
         names = ("metrics", "directions", "split", "updates", "rates", "head_rates", "costs", "few_labels", "findings")
         return {
             **{name: getattr(self, name) for name in names},
             "heads": list(self.heads),
             "seeds": list(self.seeds),
-            "values": {name: {h: [*map(_plain, self.values(name, h))] for h in self.heads} for name in self.variants},
-            "differences": {name: {h: _as_dict(self.difference(name, h)) for h in self.heads} for name in joint},
-            "delta_m": {name: _as_dict(self.delta_m(name)) for name in joint},
+            "values": {name: {h: [*map(plain, self.values(name, h))] for h in self.heads} for name in self.variants},
+            "differences": {name: {h: as_dict(self.difference(name, h)) for h in self.heads} for name in joint},
+            "delta_m": {name: as_dict(self.delta_m(name)) for name in joint},
         }
 
 
 def _label(line: Line, head: str = "") -> str:
     return label_of(line["variant"], head, at_equal_cost=line["at_equal_cost"])
-
-
-def _rates(line: Line) -> tuple[float, Any]:
-    """The learning rates of a run, or of the line of a choice."""
-    return line["rate"], line.get("head_rates")
-
-
-def _plain(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _as_dict(found: Difference) -> dict[str, Any]:
-    ends = {name: _plain(getattr(found, name)) for name in ("mean", "low", "high")}
-    return {**ends, "seeds": found.seeds, "verdict": found.verdict}
 
 
 def read(path: str | os.PathLike[str]) -> Comparison:
@@ -286,7 +283,7 @@ def read(path: str | os.PathLike[str]) -> Comparison:
         ValueError: The file is none of a comparison, or has no finished runs of a variant and of the single-task models.
         FileNotFoundError: There is no such file.
     """
-    lines = read_lines(path)
+    lines = read_file(path)
     found = Comparison(lines) if lines else None
     if found is None or ALONE not in found.variants or not found.seeds:
         raise ValueError(

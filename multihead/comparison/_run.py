@@ -10,12 +10,13 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.data import digest_of
+from multihead._ground.types import Callback, Config, Dataset, Layer, Logs, Variable
 from multihead._ground.validation import as_python, check_head_names, is_number
 from multihead.comparison._data import (
     TEST,
@@ -25,7 +26,6 @@ from multihead.comparison._data import (
     arguments,
     batches_per_epoch,
     check_targets,
-    digest_of,
     is_endless,
     of_heads,
     parts_of,
@@ -43,7 +43,7 @@ _LEAST_SECONDS, _LEAST_STEPS = 0.05, 3
 """The least time of a model's part of a round, and the least number of its updates."""
 
 
-def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Any], dict[str, int]]:
+def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset], dict[str, int]]:
     """A trainer with the seed's initial weights, whatever the variant; the data; and digests of the weights, by module.
 
     All heads are built first, so that each draws the same numbers in every variant; those that the variant does not train
@@ -56,7 +56,19 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Any], dic
     heads = list(trainer.heads)
     check_head_names(f"variants[{job.variant.name!r}]['weights']", job.variant.weights, heads)
     check_targets(parts, heads)
-    _give_rates(trainer, job)
+    given = dict(trainer.heads)
+    for name, rate in job.head_rates.items():
+        multiplier = given[name].learning_rate_multiplier
+        if not is_number(multiplier):
+            raise ValueError(
+                f"`variants[{job.variant.name!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. "
+                f"Received: head {name!r} with learning_rate_multiplier={multiplier!r}. Remove `head_rates`, or give the "
+                "head a number."
+            )
+        given[name] = replace(given[name], learning_rate_multiplier=multiplier * rate / job.rate)
+    for name, head in given.items() if job.head_rates else ():
+        trainer.remove_head(name)
+        trainer.add_head(name, **vars(head))
     rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
     common = {"telemetry": None, **study.options}
     trainer.compile(study.optimizer(rate), **copied(common))
@@ -80,8 +92,8 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Any], dic
 
 def built(study: Study, variant: Variant) -> MultiHeadTrainer:
     """The trainer of a variant, before it is compiled."""
-    argument, build = ("build", study.build) if variant.build is None else (build_argument(variant), variant.build)
-    trainer = build()
+    argument, build = ("build", study.build) if variant.build is None else (variant.build_argument, variant.build)
+    trainer: MultiHeadTrainer = build()
     is_trainer = isinstance(trainer, MultiHeadTrainer)
     if not is_trainer or len(trainer.heads) < 2:
         heads = f" with {len(trainer.heads)} heads" if is_trainer else ""
@@ -92,28 +104,9 @@ def built(study: Study, variant: Variant) -> MultiHeadTrainer:
     return trainer
 
 
-def build_argument(variant: Variant) -> str:
-    return f"variants[{variant.name!r}]['build']"
-
-
-def _give_rates(trainer: MultiHeadTrainer, job: Job) -> None:
-    """Gives the own variables of heads the learning rates of a run."""
-    heads = dict(trainer.heads)
-    for name, rate in job.head_rates.items():
-        multiplier = heads[name].learning_rate_multiplier
-        if not is_number(multiplier):
-            raise ValueError(
-                f"`variants[{job.variant.name!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. "
-                f"Received: head {name!r} with learning_rate_multiplier={multiplier!r}. Remove `head_rates`, or give the "
-                "head a number."
-            )
-        heads[name] = replace(heads[name], learning_rate_multiplier=multiplier * rate / job.rate)
-    for name, head in heads.items() if job.head_rates else ():
-        trainer.remove_head(name)
-        trainer.add_head(name, **vars(head))
-
-
-def fit_nothing(trainer: MultiHeadTrainer, study: Study, parts: Mapping[str, Any], callbacks: Sequence[Any] = ()) -> None:
+def fit_nothing(
+    trainer: MultiHeadTrainer, study: Study, parts: Mapping[str, Dataset], callbacks: Sequence[Callback] = ()
+) -> None:
     """Builds a trainer, checks the data and learns `target_scaling` from one pass over them: a `fit` without an epoch."""
     given = arguments(parts[TRAIN], study.batch_size)
     steps = 1 if is_endless(parts[TRAIN]) else None
@@ -131,12 +124,12 @@ def parameters_of(trainer: MultiHeadTrainer) -> int:
     return sum(math.prod(weight.shape) for weight in weights.values())
 
 
-def _weights(module: Any) -> Sequence[Any]:
-    found: Sequence[Any] = getattr(module, "weights", None) or getattr(module, "variables", None) or ()
+def _weights(module: Layer) -> Sequence[Variable]:
+    found: Sequence[Variable] = getattr(module, "weights", None) or getattr(module, "variables", None) or ()
     return found
 
 
-def run(study: Study, job: Job) -> dict[str, Any]:
+def run(study: Study, job: Job) -> Config:
     """Trains and measures one variant on one seed; returns its line."""
     trainer, parts, digests = start(study, job)
     batches = study.batches_per_update
@@ -159,7 +152,7 @@ def run(study: Study, job: Job) -> dict[str, Any]:
     return {**job.line, **found}
 
 
-def _measured(study: Study, trainer: MultiHeadTrainer, part: Any) -> dict[str, float | None]:
+def _measured(study: Study, trainer: MultiHeadTrainer, part: Dataset) -> dict[str, float | None]:
     """The metrics of a trainer on a part of the data, by name; None for one that is not finite."""
     part = of_heads(part, trainer.heads)
     if study.measure is not None:
@@ -177,17 +170,18 @@ class _Epochs(keras.callbacks.Callback):
         super().__init__()
         self._weighting, self._updates, self._ended = weighting, updates, 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         ended = int((batch + 1) / self._updates + 1e-9)
         if ended > self._ended:
             self._ended = ended
             self._weighting.end_epoch()
 
 
-def _epochs(study: Study, weighting: Any, part: Any) -> list[_Epochs]:
+def _epochs(study: Study, weighting: Weighting | None, part: Dataset) -> list[_Epochs]:
     """The callback for a weighting that changes at the end of an epoch; none for others."""
-    waits = weighting is not None and type(weighting).end_epoch is not Weighting.end_epoch
-    if not waits or getattr(weighting, "updates_per_epoch", None) is not None:
+    if weighting is None or type(weighting).end_epoch is Weighting.end_epoch:
+        return []
+    if getattr(weighting, "updates_per_epoch", None) is not None:
         return []
     if is_endless(part):
         raise ValueError(
@@ -203,14 +197,14 @@ def _epochs(study: Study, weighting: Any, part: Any) -> list[_Epochs]:
 class _Clock(keras.callbacks.Callback):
     """The time of the updates of a `fit` after the first, without its beginning and its end."""
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.first = -1
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self.first < 0:
             self.first, self.since = batch, time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # Keras has waited for all results
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # Keras has waited for all results
         self.seconds = time.perf_counter() - self.since
 
 
@@ -246,7 +240,7 @@ class _Timed:
         return (time.perf_counter() - since) / self._calls
 
 
-def measure_cost(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
+def measure_cost(study: Study, jobs: Sequence[Job]) -> Config:
     """The line of the cost of a variant.
 
     `update_ratio` is the time of one update of the variant over the sum of the times of one update of each single-task
@@ -255,13 +249,14 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
     """
     timed = [_Timed(study, job) for job in jobs]
     rounds = _in_turns(timed)
+    ratios = [statistics.median(first / sum(others) for first, *others in of_kind) for of_kind in rounds]
     parameters, *parameters_alone = (parameters_of(each.trainer) for each in timed)
     (update, *updates), (serve, *serves) = ([statistics.median(each) for each in zip(*of_kind)] for of_kind in rounds)
     heads = [job.head for job in jobs[1:]]
     return {
         "cost": jobs[0].variant.name,
-        "update_ratio": _ratio(rounds[0]),
-        "serve_ratio": _ratio(rounds[1]),
+        "update_ratio": ratios[0],
+        "serve_ratio": ratios[1],
         "size_ratio": parameters / sum(parameters_alone),
         "update_seconds": update,
         "serve_seconds": serve,
@@ -272,21 +267,13 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def _in_turns(timed: Sequence[Any]) -> tuple[list[list[float]], list[list[float]]]:
+def _in_turns(timed: Sequence[_Timed]) -> tuple[list[list[float]], list[list[float]]]:
     """The seconds of an update and of a prediction of each model, `[rounds][models]`."""
-    updates: list[list[float]] = []
-    predictions: list[list[float]] = []
-    while len(updates) < ROUNDS or (len(updates) < MOST_ROUNDS and _uncertainty(updates) > PRECISION):
+    updates, predictions = list[list[float]](), list[list[float]]()
+    uncertainty = math.inf  # of the ratio, relative to itself: of n ratios the interquartile range over sqrt(n)
+    while len(updates) < ROUNDS or (len(updates) < MOST_ROUNDS and uncertainty > PRECISION):
         updates.append([each.update() for each in timed])
         predictions.append([each.predict() for each in timed])
+        low, middle, high = np.quantile([first / sum(others) for first, *others in updates], [0.25, 0.5, 0.75])
+        uncertainty = float((high - low) / middle / math.sqrt(len(updates))) if middle > 0 else math.inf
     return updates, predictions
-
-
-def _ratio(rounds: Sequence[Sequence[float]]) -> float:
-    return statistics.median(first / sum(others) for first, *others in rounds)
-
-
-def _uncertainty(rounds: Sequence[Sequence[float]]) -> float:
-    """How far the ratio may be off, relative to itself: of n ratios the interquartile range over sqrt(n)."""
-    low, middle, high = np.quantile([first / sum(others) for first, *others in rounds], [0.25, 0.5, 0.75])
-    return float((high - low) / middle / math.sqrt(len(rounds))) if middle > 0 else math.inf

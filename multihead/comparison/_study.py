@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import keras
 
 from multihead import balancing, weighting
 from multihead._ground.keras import STACK
+from multihead._ground.types import Config, Dataset, Given, Optimizer, Rate, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.trainer import MultiHeadTrainer
 
@@ -30,16 +30,16 @@ _OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 class Study:
     """What is the same for all runs: checked arguments of `compare`. `budget` is `"updates"` or `"epochs"`, and how many."""
 
-    build: Callable[[], Any]
-    data: Any
-    optimizer: Callable[[Any], Any]
-    options: Mapping[str, Any]
+    build: Callable[[], Trainer]
+    data: Dataset
+    optimizer: Callable[[Rate], Optimizer]
+    options: Config
     batch_size: int
-    measure: Callable[[Any, Any], Mapping[str, float]] | None
-    seeds: Any = (0,)
-    tuning_seeds: Any = (1000,)
-    rates: Any = (1e-3,)
-    budget: Any = ("updates", 1)
+    measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None
+    seeds: Given = (0,)
+    tuning_seeds: Given = (1000,)
+    rates: Given = (1e-3,)
+    budget: Given = ("updates", 1)
 
     @property
     def batches_per_update(self) -> int:
@@ -56,9 +56,14 @@ class Variant:
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    build: Callable[[], Any] | None = None
+    options: Config = field(default_factory=dict)
+    build: Callable[[], Trainer] | None = None
     as_alone: bool = False
+
+    @property
+    def build_argument(self) -> str:
+        """What `build` is called in messages."""
+        return f"variants[{self.name!r}]['build']"
 
     @property
     def is_fixed(self) -> bool:
@@ -99,7 +104,7 @@ class Job:
         return label_of(self.variant.name, self.head, at_equal_cost=self.at_equal_cost)
 
     @property
-    def line(self) -> dict[str, Any]:
+    def line(self) -> Config:
         """The part of the run's line in the file that says which run it is."""
         return {
             "run": self.kind,
@@ -120,7 +125,7 @@ def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> st
     return variant + AT_EQUAL_COST if at_equal_cost else variant
 
 
-def as_text(value: Any) -> str:
+def as_text(value: Given) -> str:
     """A value as text that is the same in every process."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {as_text(each)}" for name, each in sorted(value.items(), key=str)) + "}"
@@ -130,7 +135,7 @@ def as_text(value: Any) -> str:
         return f"{value:g}"
     if value is None or isinstance(value, (str, int)):
         return str(value)
-    if _has_config(value):
+    if callable(getattr(type(value), "get_config", None)):
         given = {name: each for name, each in value.get_config().items() if name != "name" and each is not None}
         return f"{type(value).__name__}({', '.join(f'{name}={as_text(each)}' for name, each in sorted(given.items()))})"
     inner = getattr(value, "func", None)  # of functools.partial
@@ -139,18 +144,13 @@ def as_text(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def _has_config(value: Any) -> bool:
-    return callable(getattr(type(value), "get_config", None))
-
-
-def copied(options: Mapping[str, Any]) -> dict[str, Any]:
+def copied(options: Config) -> Config:
     """Options of `compile` with new objects, so that no run changes those of another or of the user."""
-    return {
-        name: type(value).from_config(value.get_config()) if _has_config(value) else value for name, value in options.items()
-    }
+    have = {name for name, value in options.items() if callable(getattr(type(value), "get_config", None))}
+    return {name: type(each).from_config(each.get_config()) if name in have else each for name, each in options.items()}
 
 
-def settings_of(study: Study, probed: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(study: Study, probed: Config) -> Config:
     """What must be the same when a comparison goes on in another call, except `rates` and further tuning seeds."""
     return {
         "heads": list(probed["metrics"]),
@@ -207,6 +207,15 @@ def checked(study: Study) -> Study:
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
         )
+    budget = study.budget if isinstance(study.budget, Mapping) else {"updates": study.budget}
+    if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
+        hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
+        raise ValueError(
+            "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
+            f"Received: budget={budget!r}. {hint}"
+        )
+    ((unit, number),) = budget.items()
+    argument = f"budget[{unit!r}]" if isinstance(study.budget, Mapping) else "budget"
     options = _read_options("options", study.options or {}, without=_OF_JOINT_TRAINING)
     check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
     return replace(
@@ -216,65 +225,51 @@ def checked(study: Study) -> Study:
         seeds=tuple(numbers),
         tuning_seeds=tuple(own),
         rates=tuple(sorted({float(rate) for rate in grid})),
-        budget=_read_budget(study.budget),
+        budget=(unit, check_positive_whole(argument, number)),
     )
 
 
-def _read_budget(budget: Any) -> tuple[str, int]:
-    if not isinstance(budget, Mapping):
-        return "updates", check_positive_whole("budget", budget)
-    if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
-        hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
-        raise ValueError(
-            "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
-            f"Received: budget={budget!r}. {hint}"
-        )
-    ((unit, number),) = budget.items()
-    return unit, check_positive_whole(f"budget[{unit!r}]", number)
-
-
-def read_variants(variants: Any) -> dict[str, Variant]:
+def read_variants(variants: Given) -> dict[str, Variant]:
     """The variants by name, checked as far as this can be done without a trainer."""
     if not isinstance(variants, Mapping) or not variants:
         raise ValueError(
             "`variants` must be a dict of at least one variant, by its name. "
             f"Received: variants={variants!r}. Pass, for example, {{'plain sum': {{}}}}."
         )
-    return {name: _read_variant(name, given) for name, given in variants.items()}
+    found = {}
+    for name, given in variants.items():
+        if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
+            raise ValueError(
+                f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and "
+                f"not end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
+            )
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
+                f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the "
+                "weights of `build`."
+            )
+        weights, build, as_alone = (given.get(own) for own in _OWN)
+        if not isinstance(weights or {}, Mapping) or not all(is_number(w) and w >= 0 for w in (weights or {}).values()):
+            raise ValueError(
+                f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
+                f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
+            )
+        if build is not None:
+            _check_build(f"variants[{name!r}]['build']", build)
+        if as_alone not in (None, ALONE):
+            raise ValueError(
+                f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning "
+                f"rate that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
+                "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
+            )
+        options = {option: value for option, value in given.items() if option not in _OWN}
+        options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
+        found[name] = Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
+    return found
 
 
-def _read_variant(name: Any, given: Any) -> Variant:
-    if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
-        raise ValueError(
-            f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and not "
-            f"end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
-        )
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
-            f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights "
-            "of `build`."
-        )
-    weights, build, as_alone = (given.get(own) for own in _OWN)
-    if not isinstance(weights or {}, Mapping) or not all(is_number(w) and w >= 0 for w in (weights or {}).values()):
-        raise ValueError(
-            f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
-            f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
-        )
-    if build is not None:
-        _check_build(f"variants[{name!r}]['build']", build)
-    if as_alone not in (None, ALONE):
-        raise ValueError(
-            f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
-            f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
-            "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
-        )
-    options = {option: value for option, value in given.items() if option not in _OWN}
-    options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
-    return Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
-
-
-def _check_build(argument: str, build: Any) -> None:
+def _check_build(argument: str, build: Given) -> None:
     is_function = callable(build) and not isinstance(build, keras.layers.Layer)
     try:
         if is_function:
@@ -291,7 +286,7 @@ def _check_build(argument: str, build: Any) -> None:
         )
 
 
-def _read_options(argument: str, options: Any, others: Sequence[str] = (), without: Sequence[str] = ()) -> dict[str, Any]:
+def _read_options(argument: str, options: Config, others: Sequence[str] = (), without: Sequence[str] = ()) -> Config:
     """Options of `compile`: those that are not in `without`; the same dict may also have `others`."""
     if not isinstance(options, Mapping):
         raise TypeError(
@@ -316,7 +311,7 @@ def _read_options(argument: str, options: Any, others: Sequence[str] = (), witho
     return copied(options)
 
 
-def chosen(equal_cost: Any, variants: Mapping[str, Variant]) -> list[str]:
+def chosen(equal_cost: Given, variants: Mapping[str, Variant]) -> list[str]:
     """The names of the variants that are trained at equal cost, too."""
     if isinstance(equal_cost, bool):
         return list(variants) if equal_cost else []

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 import numpy as np
 
-from multihead._display.drawing import bars, heat_map, new_figure
-from multihead._display.tables import as_text
+from multihead._display.drawing import as_text, bars, heat_map, new_figure
+from multihead._ground.types import Config, Figure, Given
 from multihead.diagnosis._statistics import Cosines
 
 __all__ = ["Diagnosis", "Finding"]
@@ -104,7 +103,7 @@ class Diagnosis:
     predicted: np.ndarray
     finite: np.ndarray
     findings: tuple[Finding, ...] = ()
-    suggestion: dict[str, Any] = field(default_factory=dict)
+    suggestion: Config = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, np.ndarray]:
@@ -155,7 +154,7 @@ class Diagnosis:
         interval = "" if np.isnan(spread.low[i, j]) else f" ({spread.low[i, j]:+.2f} to {spread.high[i, j]:+.2f})"
         return f"{spread.mean[i, j]:+.2f}{interval}"
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Draws shares and norms of the heads, losses against constant predictions, and cosines by layer.
 
         Returns:
@@ -176,7 +175,7 @@ class Diagnosis:
         heat_map(axes[0, 2], "Which heads agree: cosines of gradients", self.heads, self.cosines[level])
         return figure
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Config:
         """All measurements, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
 
         Non-finite numbers are None.
@@ -189,7 +188,7 @@ class Diagnosis:
         return {**plain, "findings": found, "suggestion": suggested}
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: Given) -> Given:
     """A value as JSON takes it."""
     if isinstance(value, Cosines):
         return {name: _as_json(each) for name, each in value._asdict().items()}

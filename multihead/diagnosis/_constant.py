@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads._named import NamedHead
-from multihead.losses._known import CLASSES, ELEMENTS, aligned, with_columns, with_inner
+from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, with_columns, with_inner
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_STEPS, _MAX_NUMBERS = 60, 2**22
@@ -32,44 +31,36 @@ def constant_predictions(
         return np.nan, np.nan, np.nan, False
     present = present if head.loss.couples_rows else _merged(present)
     mean = deviation = np.nan
-    if _are_classes(head, shape, present[0].targets):
-        starts = [_class_frequencies(present, shape[-1])]
+    over, targets = head.loss.over, present[0].targets
+    are_classes = over == CLASSES
+    if over is None and targets.dtype.is_integer and shape[-1] > 1:
+        are_classes = targets.shape.rank in (shape.rank - 1, shape.rank) and targets.shape[-1] != shape[-1]
+    if are_classes:
+        counts = np.full(shape[-1], 1e-9)
+        for each in present:
+            numbers, of_numbers = each.targets.numpy().ravel(), each.weights.numpy().ravel()
+            if len(numbers) == len(of_numbers):
+                counts += np.bincount(numbers.astype("int64"), of_numbers, minlength=shape[-1])[: shape[-1]]
+        starts = [counts / counts.sum()]
     else:
         values, weights = _label_rows(head, shape, present)
         starts = [np.average(values, axis=0, weights=weights), *_quantiles(values, weights)]
-        known: Any = head.loss.known
+        known: Known | None = head.loss.known
         if known is None or (known.over == ELEMENTS and known.low is None and known.high is None):
             some = np.where(weights > 0, values, np.nan)
             some = some[:, ~np.isnan(some).all(axis=0)]
             mean, deviation = float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
-    columns = aligned(present[0].targets, shape, head.loss.over).shape[-1]
+    columns = aligned(targets, shape, over).shape[-1]
     is_scalable = bool(np.isfinite(mean)) and head.why_not_scaled() is None and columns == shape[-1]
     return _least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable
 
 
 def _merged(labels: Sequence[Labels]) -> list[Labels]:
     """The labels of batches, with those of one shape in one batch."""
-    shapes: dict[Any, list[Labels]] = {}
+    shapes: dict[tuple[tuple[int, ...], ...], list[Labels]] = {}
     for each in labels:
         shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
     return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
-
-
-def _are_classes(head: NamedHead, shape: tf.TensorShape, targets: tf.Tensor) -> bool:
-    """Whether the labels are class numbers."""
-    if head.loss.over is not None:
-        return head.loss.over == CLASSES
-    is_classes = targets.dtype.is_integer and shape[-1] > 1 and targets.shape.rank in (shape.rank - 1, shape.rank)
-    return bool(is_classes and targets.shape[-1] != shape[-1])
-
-
-def _class_frequencies(labels: Sequence[Labels], num_classes: int) -> np.ndarray:
-    counts = np.full(num_classes, 1e-9)
-    for each in labels:
-        numbers, weights = each.targets.numpy().ravel(), each.weights.numpy().ravel()
-        if len(numbers) == len(weights):
-            counts += np.bincount(numbers.astype("int64"), weights, minlength=num_classes)[:num_classes]
-    return counts / counts.sum()
 
 
 def _label_rows(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
@@ -102,15 +93,20 @@ def _least_loss(
 
     The mean and the frequencies are best for a squared error and a cross-entropy, but not for a focal or an asymmetric loss.
     """
-    low, high, smallest, largest = predicted
+    rank, (low, high, smallest, largest) = spec.shape.rank, predicted
     is_probability = low >= 0 and high <= 1 and all(((each >= 0) & (each <= 1)).all() for each in starts)
     is_row = is_probability and spec.shape[-1] != 1 and abs(smallest - 1) < 1e-3 and abs(largest - 1) < 1e-3
     link = tf.nn.softmax if is_row else tf.sigmoid if is_probability else tf.identity
 
     def loss(numbers: tf.Tensor) -> tf.Tensor:
         """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
-        seen = [(each.targets, _everywhere(link(numbers), spec, each.targets), each.weights) for each in labels]
-        return tf.add_n([head.loss_sum(*each) for each in seen]) / tf.add_n([head.count(*each) for each in seen])
+        constant, sums, counts = link(numbers), [], []
+        for each in labels:
+            sizes = list(each.targets.shape[: max(rank - 1, 1)])  # of this batch; those of the spec are of the first
+            everywhere = tf.broadcast_to(constant[0] if rank == 1 else constant, [*sizes, *spec.shape[len(sizes) :]])
+            sums.append(head.loss_sum(each.targets, everywhere, each.weights))
+            counts.append(head.count(each.targets, everywhere, each.weights))
+        return tf.add_n(sums) / tf.add_n(counts)
 
     best, of_best = np.nan, np.zeros(0, "float32")
     for start in starts:
@@ -132,12 +128,6 @@ def _logits(start: np.ndarray, is_row: bool) -> list[np.ndarray]:
         return []
     inside = np.clip(start, 1e-6, 1 - 1e-6)
     return [np.log(inside)] if is_row else [np.log(inside / (1 - inside)), np.log(inside)][: 1 + (len(start) > 1)]
-
-
-def _everywhere(constant: tf.Tensor, spec: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
-    """A constant in the shape of the predictions for some targets."""
-    sizes = list(targets.shape[: max(spec.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
-    return tf.broadcast_to(constant[0] if spec.shape.rank == 1 else constant, [*sizes, *spec.shape[len(sizes) :]])
 
 
 def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> float:

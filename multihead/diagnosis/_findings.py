@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
 from multihead._update.labels import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis, Finding
@@ -32,11 +32,22 @@ _ORDER = (
 def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
     """All findings about a diagnosis, the most serious first; a finding of its own if there are no others."""
     rules = (
-        _labels_and_loss, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping, _different_tensors,
+        _labels_and_loss, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping_and_tensors,
     )  # fmt: skip
     findings = [finding for rule in rules for finding in rule(found, spec)]
-    nothing = [] if any(each.kind not in _NOTES for each in findings) else [_nothing(found)]
-    return (*nothing, *sorted(findings, key=lambda finding: _ORDER.index(finding.kind)))
+    findings = sorted(findings, key=lambda finding: _ORDER.index(finding.kind))
+    if any(each.kind not in _NOTES for each in findings):
+        return tuple(findings)
+    if len(comparable(found)) < 2:
+        sentence = "There is nothing to compare: fewer than two heads have an encoder gradient."
+        return (Finding(sentence, "nothing to compare"), *findings)
+    known = " and they do not conflict"
+    unknown = "; whether they conflict can be told only of heads that have learned something and are not done"
+    sentence = (
+        f"No head's gradient is below {FLOOR:.0%} of the largest{known if all(x[2] for x in _pairs(found)) else unknown}. "
+        "Here the plain sum is enough: `NormFloor()` would act only if a gradient falls below that later."
+    )
+    return (Finding(sentence, "healthy", found.heads), *findings)
 
 
 def _labels_and_loss(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
@@ -148,12 +159,19 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         leader = int(usable[np.argmax(norms[usable])])
         ratios = [norms[leader] / norms[k] for k in small]
         low, high = plain(min(ratios)), plain(max(ratios))
-        share = found.shares[level][leader]
+        share, smallest = found.shares[level][leader], min(small, key=lambda k: norms[k])
+        known = np.isfinite(found.constant_losses) & (found.constant_losses > 0)
+        sizes = found.weights * np.where(known, found.constant_losses, np.abs(found.losses))
+        times, of_weights = (each[leader] / max(each[smallest], 1e-30) for each in (sizes, found.weights))
+        weights = f", by its weight {plain(of_weights)} times" if of_weights > 2 else ""
+        cause = f"Its weighted loss is {plain(times)} times as large{weights}."
+        if times < (norms[leader] / norms[smallest]) ** 0.25:
+            cause = "That is not the size of its loss, but the sensitivity of its module."
         most = "almost all" if share > 0.85 else "most" if share > 0.5 else f"{share:.0%}"
         sentence = (
             f"The {'encoder' if level == 'parameters' else level} gradient of {heads[leader]!r} is "
             f"{low if low == high else f'{low} to {high}'} times as large as {'that' if len(small) == 1 else 'those'} of "
-            f"{names}: {most} of the encoder's update serves {heads[leader]!r}. {_cause(found, leader, small)} "
+            f"{names}: {most} of the encoder's update serves {heads[leader]!r}. {cause} "
             f"{_advice(found, spec, leader, small)}"
         )
         yield Finding(sentence, "scale", [heads[k] for k in (leader, *small)])
@@ -162,19 +180,6 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 def _listed(names: Sequence[str]) -> str:
     """Names in a sentence: `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _cause(found: Diagnosis, leader: int, small: Sequence[int]) -> str:
-    """How much of the ratio of two gradients is in the losses, and what can be changed about it."""
-    norms = found.norms[level_of(found)]
-    smallest = min(small, key=lambda k: norms[k])
-    known = np.isfinite(found.constant_losses) & (found.constant_losses > 0)
-    sizes = found.weights * np.where(known, found.constant_losses, np.abs(found.losses))
-    times, of_weights = (each[leader] / max(each[smallest], 1e-30) for each in (sizes, found.weights))
-    if times < (norms[leader] / norms[smallest]) ** 0.25:
-        return "That is not the size of its loss, but the sensitivity of its module."
-    weights = f", by its weight {plain(of_weights)} times" if of_weights > 2 else ""
-    return f"Its weighted loss is {plain(times)} times as large{weights}."
 
 
 def _advice(found: Diagnosis, spec: UpdateSpec, leader: int, small: Sequence[int]) -> str:
@@ -247,7 +252,13 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Pairs of heads whose gradients oppose each other, in all layers of the encoder or in some only, or may do so."""
     spread, heads, untold = found.spreads["parameters"], found.heads, []
     for i, j, is_told in _pairs(found):
-        one, other, cosine, layers = heads[i], heads[j], spread.mean[i, j], _opposed_layers(found, i, j)
+        one, other, cosine, opposed = heads[i], heads[j], spread.mean[i, j], []
+        for name, each in found.layer_cosines.items():  # clearly opposed, and a fair part of both gradients
+            norms, of_layer = found.norms["parameters"], found.layer_norms[name]
+            is_large = all(of_layer[k] ** 2 >= _LARGE_ENOUGH * norms[k] ** 2 for k in (i, j))
+            if is_large and each.mean[i, j] < _OPPOSED_IN_LAYER and each.high[i, j] < _OPPOSED:
+                opposed.append((each.mean[i, j] * of_layer[i] * of_layer[j], name))
+        layers = [name for _, name in sorted(opposed)]  # the most opposed one first
         if not is_told:
             if cosine < _STRONGLY_OPPOSED and not spread.high[i, j] > _OPPOSED:
                 untold.append((i, j))
@@ -283,19 +294,8 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(f"It cannot be told whether {pairs} conflict: {because}", "unclear", names)
 
 
-def _opposed_layers(found: Diagnosis, i: int, j: int) -> list[str]:
-    """The layers with a fair part of both gradients in which these are clearly opposed, the most opposed one first."""
-    norms, layers = found.norms["parameters"], []
-    for name, spread in found.layer_cosines.items():
-        of_layer = found.layer_norms[name]
-        is_large = all(of_layer[k] ** 2 >= _LARGE_ENOUGH * norms[k] ** 2 for k in (i, j))
-        if is_large and spread.mean[i, j] < _OPPOSED_IN_LAYER and spread.high[i, j] < _OPPOSED:
-            layers.append((spread.mean[i, j] * of_layer[i] * of_layer[j], name))
-    return [name for _, name in sorted(layers)]
-
-
-def _clipping(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Clipping that takes most of the gradient away."""
+def _clipping_and_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Clipping that takes most of the gradient away; heads that read different tensors of the representation."""
     if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
         sentence = (
             f"On average, clipping reduces the gradient norm of {plain(found.update_norm)} to {found.clipped:.2g} of its "
@@ -303,10 +303,6 @@ def _clipping(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             "to similar norms first, or raise the limit."
         )
         yield Finding(sentence, "clipping")
-
-
-def _different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Heads that read different tensors of the representation."""
     heads, apart = found.heads, read_different_tensors(spec.predictions)
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
@@ -315,16 +311,3 @@ def _different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             "0 says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`."
         )
         yield Finding(sentence, "different tensors", sorted({heads[k] for pair in apart for k in pair}, key=heads.index))
-
-
-def _nothing(found: Diagnosis) -> Finding:
-    if len(comparable(found)) < 2:
-        return Finding("There is nothing to compare: fewer than two heads have an encoder gradient.", "nothing to compare")
-    known = " and they do not conflict"
-    unknown = "; whether they conflict can be told only of heads that have learned something and are not done"
-    return Finding(
-        f"No head's gradient is below {FLOOR:.0%} of the largest{known if all(x[2] for x in _pairs(found)) else unknown}. "
-        "Here the plain sum is enough: `NormFloor()` would act only if a gradient falls below that later.",
-        "healthy",
-        found.heads,
-    )

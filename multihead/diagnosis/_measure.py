@@ -12,7 +12,6 @@ import tensorflow as tf
 from multihead._ground.calls import graph_function
 from multihead._ground.keras import tensor_variable
 from multihead._ground.tensors import gramian, norm_of_present
-from multihead._ground.types import Gradient
 from multihead._update.batch import Batch, batch_size
 from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
@@ -45,7 +44,11 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
     def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
         gradients = update.gradients.of_losses
-        rows = [_dense_rows(*each) for each in zip(network.variables.encoder, zip(*by_head))]
+        rows = []  # `[heads, n]` for each of the encoder's variables; zeros where a head has no gradient
+        for variable, of_heads in zip(network.variables.encoder, zip(*by_head)):
+            zero = tf.zeros(tensor_variable(variable).shape)
+            dense = [zero if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32) for each in of_heads]
+            rows.append(tf.stack([tf.reshape(each, [-1]) for each in dense]))
         labels = read_labels(network, spec.predictions, batch, check=False)
         measured = {
             "losses": update.loss_sums,
@@ -73,13 +76,6 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
     of_sums = _by_layer(sums, layers, len(heads)).numpy().sum(axis=0)
     found = _measurements(spec, names, raw, of_sums, list(zip(*labels)))
     return replace(found, findings=find(found, spec), suggestion=suggest(found, spec))
-
-
-def _dense_rows(variable: tf.Variable, gradients: Sequence[Gradient]) -> tf.Tensor:
-    """`[heads, n]`: the heads' gradients of an encoder variable; zeros where there is none."""
-    zero = tf.zeros(tensor_variable(variable).shape)
-    dense = [zero if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients]
-    return tf.stack([tf.reshape(each, [-1]) for each in dense])
 
 
 def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_heads: int) -> tf.Tensor:
@@ -122,12 +118,7 @@ def _measurements(
 ) -> Diagnosis:
     """The statistics of raw measurements, with batches along the first axis, and of each head's labels by batch.
 
-    Args:
-        spec: How updates are computed.
-        names: The encoder's layers with trainable variables.
-        raw: What is measured in each batch; gradients as their inner products.
-        of_sums: `[heads, heads]` inner products of the parameters' gradients, summed over batches.
-        labels: For each head, its labels in each batch.
+    Gradients are given as their inner products; `of_sums`, `[heads, heads]`, of sums over batches, at the parameters.
     """
     counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
     gramians = {"representation": raw["representation"], "parameters": raw["layers"].sum(axis=1)}

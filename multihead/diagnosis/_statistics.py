@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -42,25 +43,30 @@ def cosines_of(gramians: np.ndarray) -> Cosines:
         mean = np.where(present, cosines, 0).sum(axis=0) / count
         squares = np.where(present, (cosines - mean) ** 2, 0).sum(axis=0)
         deviation = np.sqrt(squares / np.where(count > 1, count - 1, np.nan))
-        margin = _student(count - 1) * deviation / np.sqrt(count)
+        quantiles = {number: student_quantile(0.975, max(number - 1, 1)) for number in set(count.ravel().tolist())}
+        margin = np.vectorize(quantiles.get, otypes=[float])(count) * deviation / np.sqrt(count)
         negative = (present & (cosines < 0)).sum(axis=0) / count
         return Cosines(mean, deviation, np.maximum(mean - margin, -1), np.minimum(mean + margin, 1), negative)
 
 
-def _student(degrees: np.ndarray) -> np.ndarray:
-    """The 97.5 % quantile of Student's distribution: exact for one and two degrees of freedom, else within 0.1 %.
+def student_quantile(probability: float, degrees: int) -> float:
+    """The value below which Student's variable lies with a probability of at least 0.5, by bisection.
 
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    The probability that it lies between `-t` and `t`, for `t = sqrt(degrees) tan(angle)`, is a finite sum for a whole
+    number of degrees of freedom: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
     """
-    z, n = 1.959964, np.maximum(degrees, 1).astype(float)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    series = z + sum(term / n ** (i + 1) for i, term in enumerate(terms))
-    return np.where(n == 1, 12.7062, np.where(n == 2, 4.30265, series))
+    low, high, is_odd = 0.0, math.pi / 2, degrees % 2 == 1
+    for _ in range(80):  # far beyond the 53 bits of a double
+        angle = (low + high) / 2
+        sine, cosine = math.sin(angle), math.cos(angle)
+        term = cosine if is_odd else 1.0
+        total = term if degrees > 1 else 0.0
+        for i in range(3 if is_odd else 2, degrees - 1, 2):
+            term *= cosine**2 * (i - 1) / i
+            total += term
+        within = (angle + sine * total) * 2 / math.pi if is_odd else sine * total
+        low, high = (angle, high) if within < 2 * probability - 1 else (low, angle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
 
 
 def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

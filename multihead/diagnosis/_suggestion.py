@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from multihead import balancing
 from multihead._ground.layers import ends_in_scaling
+from multihead._ground.types import Config
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 
@@ -59,9 +58,9 @@ def to_scale(found: Diagnosis, spec: UpdateSpec) -> list[int]:
     return [k for k in in_raw_units(found, spec) if found.scalable[k] and is_new[k]]
 
 
-def suggest(found: Diagnosis, spec: UpdateSpec) -> dict[str, Any]:
+def suggest(found: Diagnosis, spec: UpdateSpec) -> Config:
     """Keyword arguments for `compile`; no balancer where methods are configured that it would replace."""
-    suggestion: dict[str, Any] = {}
+    suggestion: Config = {}
     if to_scale(found, spec):
         suggestion["target_scaling"] = {found.heads[k]: "standardize" for k in to_scale(found, spec)}
     if starved(found) and spec.weighting is None and spec.balancer is None:

@@ -34,7 +34,6 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.tensors import norm_of_present
-from multihead._update.network import ByOwner
 from multihead._update.representation import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
@@ -52,23 +51,21 @@ class Statistic(NamedTuple):
         name: Its name; logged as `{head}_{name}` if there is one per head, and `{head}_{other}_{name}` if one per pair.
         value: Computes it from an update: a scalar, `[num_heads]`, or `[num_heads, num_heads]` for pairs; None if the
             update does not provide it. Of several replicas, each returns the whole statistic.
-        is_shown: Whether a trainer with this spec and level logs it.
+        level: The value of `telemetry=` from which on it is logged; None: with all.
         per: `"head"`: one per head, over the updates that train the head; `"pair"`: one per pair of heads, over those that
             train both; `"update"`: one.
+        needs: Whether a trainer with this spec has it; None: all have.
         is_sum: Whether updates are added up; otherwise their mean is logged.
         averaged: Whether `"full"` also shows its running average.
     """
 
     name: str
     value: Callable[[Update], tf.Tensor | None]
-    is_shown: Callable[[UpdateSpec, str | None], bool]
+    level: str | None
     per: str = "head"
+    needs: Callable[[UpdateSpec], bool] | None = None
     is_sum: bool = False
     averaged: bool = False
-
-    def names(self, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
-        """The names of its values in the logs."""
-        return names_of(self.name, self.per, heads, pairs)
 
     def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of each value, float32, and for which of them the update counts."""
@@ -99,51 +96,18 @@ def _shares(update: Update) -> tf.Tensor | None:
     return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
 
 
-def _cosines(update: Update) -> tf.Tensor | None:
+def _cosines(update: Update, columns: int | slice) -> tf.Tensor | None:
     found = update.combined.cosines
-    return None if found is None else found[:-1, :-1]
+    return None if found is None else found[:-1, columns]
 
 
-def _cosines_with_update(update: Update) -> tf.Tensor | None:
-    found = update.combined.cosines
-    return None if found is None else found[:-1, -1]
-
-
-def _global_norm(gradients: ByOwner) -> tf.Tensor:
-    return norm_of_present(gradients.of_losses)
-
-
-def _is_clipped(update: Update) -> tf.Tensor:
-    return tf.cast(_global_norm(update.clipped) < _global_norm(update.gradients), tf.float32)
-
-
-def _has_regularizer(spec: UpdateSpec, level: str | None) -> bool:
+def _has_regularizer(spec: UpdateSpec) -> bool:
     everyone = tf.ones([len(spec.network.heads)], tf.bool)
     return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
 
 
-def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
-    return spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
-
-
-def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
+def _has_changing_rates(spec: UpdateSpec) -> bool:
     return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
-
-
-def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
-    return level is not None
-
-
-def _shows_coefficients(spec: UpdateSpec, level: str | None) -> bool:
-    return level is not None and spec.balancer is not None
-
-
-def _shows_all(spec: UpdateSpec, level: str | None) -> bool:
-    return level == "full"
-
-
-def _shows_clipping(spec: UpdateSpec, level: str | None) -> bool:
-    return level == "full" and spec.clip is not None
 
 
 def _losses(update: Update) -> tf.Tensor:
@@ -151,8 +115,8 @@ def _losses(update: Update) -> tf.Tensor:
 
 
 LOSSES = (
-    Statistic("loss", lambda update: update.total_loss, _shows_norms, "update", averaged=True),
-    Statistic("loss", _losses, _shows_norms, averaged=True),
+    Statistic("loss", lambda update: update.total_loss, "norms", "update", averaged=True),
+    Statistic("loss", _losses, "norms", averaged=True),
 )
 """The losses of single updates, for the ledger and running averages; each replica returns its part of them.
 
@@ -162,21 +126,48 @@ The logs show losses over all labelled elements of an epoch instead.
 # To add a statistic, add one entry here, its name to the list of `heads/_metrics.py` that no metric may take, and a line to
 # the table of docs/watching.md.
 STATISTICS = (
-    Statistic("regularizer", lambda update: update.losses.regularizer, _has_regularizer, "update"),
+    Statistic("regularizer", lambda update: update.losses.regularizer, None, "update", _has_regularizer),
     Statistic(
-        "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
+        "encoder_learning_rate_multiplier",
+        lambda update: update.rates.at(update.step)[0],
+        None,
+        "update",
+        _has_changing_rates,
     ),
-    Statistic("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
-    Statistic("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
-    Statistic("clipped_updates", _is_clipped, _shows_clipping, "update"),
-    Statistic("weight", lambda update: update.losses.weights, _has_changing_weights),
-    Statistic("norm", lambda update: update.norms, _shows_norms, averaged=True),
-    Statistic("share", _shares, _shows_norms, averaged=True),
-    Statistic("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
-    Statistic("update_cosine", _cosines_with_update, _shows_all, averaged=True),
-    Statistic("cosine", _cosines, _shows_all, "pair", averaged=True),
-    Statistic("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
-    Statistic("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, is_sum=True),
+    Statistic("update_norm", lambda update: norm_of_present(update.gradients.of_losses), "full", "update", averaged=True),
+    Statistic(
+        "update_norm_clipped",
+        lambda update: norm_of_present(update.clipped.of_losses),
+        "full",
+        "update",
+        lambda spec: spec.clip is not None,
+    ),
+    Statistic(
+        "clipped_updates",
+        lambda u: tf.cast(norm_of_present(u.clipped.of_losses) < norm_of_present(u.gradients.of_losses), tf.float32),
+        "full",
+        "update",
+        lambda spec: spec.clip is not None,
+    ),
+    Statistic(
+        "weight",
+        lambda update: update.losses.weights,
+        None,
+        needs=lambda spec: spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads),
+    ),
+    Statistic("norm", lambda update: update.norms, "norms", averaged=True),
+    Statistic("share", _shares, "norms", averaged=True),
+    Statistic(
+        "coefficient",
+        lambda update: update.combined.coefficients,
+        "norms",
+        needs=lambda spec: spec.balancer is not None,
+        averaged=True,
+    ),
+    Statistic("update_cosine", lambda update: _cosines(update, -1), "full", averaged=True),
+    Statistic("cosine", lambda update: _cosines(update, slice(-1)), "full", "pair", averaged=True),
+    Statistic("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], None, needs=_has_changing_rates),
+    Statistic("updates", lambda update: tf.ones_like(update.loss_sums), "norms", is_sum=True),
 )
 """The statistics of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 
-from multihead._ground.keras import callbacks_of, forget_nan
+from multihead._ground.keras import forget_nan
+from multihead._ground.types import Callback, Logs
 from multihead._update.faults import Faults
 
 MOST_OVERFLOWS = 15
@@ -38,27 +38,25 @@ def _report(faults: Faults) -> str | None:
 class EpochEnd(keras.callbacks.Callback):
     """Before other callbacks see the end of an epoch, warns of skipped updates and calls `end_epoch` of the weighting.
 
-    Args:
-        others: The other callbacks.
-        counts: Whether each step is known to count its batches in the metrics.
+    `counts` says whether each step is known to count its batches in the metrics.
     """
 
-    def __init__(self, others: Iterable[Any], counts: bool) -> None:
+    def __init__(self, others: Iterable[Callback], counts: bool) -> None:
         super().__init__()
         self._others, self._counts = others, counts
         self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         self._seen = None
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Called by Keras before a validation, which resets the metrics."""
         metrics = self.model.log_metrics
         if metrics is not None and self._seen is None:
             self._seen = metrics.num_batches, _report(self.model.update_spec.faults)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         forget_nan(self._others)
         self.on_test_begin()
@@ -74,12 +72,3 @@ class EpochEnd(keras.callbacks.Callback):
             self.model.weighting.end_epoch()
         if text is not None:
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
-
-
-def with_epoch_end(trainer: Any, callbacks: Any, *, counts: bool) -> Any:
-    """The callbacks of a `fit` with `EpochEnd` first, so that a checkpoint at the end of an epoch holds what it changes."""
-    given = callbacks_of(callbacks)
-    first = EpochEnd(list(given), counts)
-    first.set_model(trainer)  # as a `CallbackList` does not
-    given.insert(0, first)
-    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -14,11 +12,15 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Config, Given, Metric, Tensor
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
-from multihead.telemetry import LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
+from multihead.telemetry import LEVELS, LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
+
+Key = str | tuple[str, str]
+"""What tells a value from the others: its name in the logs, or a kind or a layer and a name."""
 
 ADDED_LOSS = "added_loss"
 """The name of the sum of the losses that layers add, if any does."""
@@ -46,10 +48,10 @@ class Sums(keras.metrics.Metric):
         recorded: The number of updates so far, skipped ones included.
     """
 
-    def __init__(self, spec: UpdateSpec, keys: Sequence[Any], num_averages: int, latest: tuple[int, int]) -> None:
+    def __init__(self, spec: UpdateSpec, keys: Sequence[Key], num_averages: int, latest: tuple[int, int]) -> None:
         super().__init__(name="loss", dtype="float32")
         self._spec, self._keys = Untracked(spec), Untracked(keys)
-        options: Any = {"initializer": "zeros", "dtype": "float32"}
+        options: Given = {"initializer": "zeros", "dtype": "float32"}
         self.sums = self.add_weight(name="sums", shape=(2 * len(keys),), **options)
         if latest[1]:
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
@@ -57,21 +59,21 @@ class Sums(keras.metrics.Metric):
             self.latest = self.add_weight(name="latest", shape=latest, **options)
         self.batches, self.recorded = (Untracked(first_replica_variable(tf.constant(0, tf.int64))) for _ in range(2))
 
-    def add(self, losses: Sequence[Any], statistics: Sequence[Any], of_examples: Sequence[Any], examples: tf.Tensor) -> None:
+    def add(
+        self, losses: Sequence[Tensor], statistics: Sequence[Tensor], of_examples: Sequence[Tensor], examples: tf.Tensor
+    ) -> None:
         """Adds this replica's part of all values and their counts, in the order of the keys.
 
-        Args:
-            losses: `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are.
-            statistics: The statistics, and of how many updates each is; two lists of vectors.
-            of_examples: The losses that layers add and the total of a weighting; None is 0.
-            examples: The number of examples that these two are of.
+        `losses` are `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are;
+        `statistics` two lists of vectors, of statistics and of how many updates each is; `of_examples`, over this number of
+        `examples`, the losses that layers add and the total of a weighting, where None is 0.
         """
         sums, weighted, counts = losses
         last = tf.convert_to_tensor([0.0 if each is None else each for each in of_examples])
         parts = [sums, *statistics[0], last, weighted, counts, *statistics[1], tf.fill([2], examples), counts]
         tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))
 
-    def update_state(self, *parts: Any) -> None:
+    def update_state(self, *parts: Tensor) -> None:
         """As `add`, which Keras does not wrap."""
         self.add(*parts)
 
@@ -81,7 +83,7 @@ class Sums(keras.metrics.Metric):
         self.batches.value.assign(0)
         self._spec.value.faults.reset_epoch()
 
-    def read(self) -> tuple[tf.Tensor, dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+    def read(self) -> tuple[tf.Tensor, dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor]]:
         """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
 
         The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
@@ -119,8 +121,9 @@ class LogMetrics:
         self.heads, self.measured = spec.network.heads, spec.network.measured
         self._spec = spec
         heads = [head.name for head in self.heads]
-        shown = [each for each in (*LOSSES, *STATISTICS) if each.is_shown(spec, level)]
-        self._shown = [(each, each.names(heads, spec.pairs)) for each in shown]
+        shown = [each for each in (*LOSSES, *STATISTICS) if each.level in LEVELS[: LEVELS.index(level) + 1]]
+        shown = [each for each in shown if each.needs is None or each.needs(spec)]
+        self._shown = [(each, names_of(each.name, each.per, heads, spec.pairs)) for each in shown]
         names = [name for _, names in self._shown for name in names]
         self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
         self._averaged_at = [names.index(name) for name in self.averaged]
@@ -128,7 +131,7 @@ class LogMetrics:
         of_layer = [name for each, per in OF_LAYER.items() for name in names_of(each, per, heads, pairs)]
         self._of_layers = list(itertools.product(spec.network.layers if spec.layers_every else [], of_layer))
         averages = [f"{name}_average" for name in self.averaged]
-        self.columns: list[Any] = [*names, *averages, *self._of_layers, "applied"] if names else []
+        self.columns: list[Key] = [*names, *averages, *self._of_layers, "applied"] if names else []
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
         self._num_statistics = len(names)
@@ -136,7 +139,7 @@ class LogMetrics:
         self._names_in_logs: list[str] | None = None
 
     @property
-    def all(self) -> list[Any]:
+    def all(self) -> list[Metric]:
         """All metrics, including those of the heads."""
         own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
         return [self.sums, *own]
@@ -211,21 +214,26 @@ class LogMetrics:
         return where(number > 0, new, float("nan"))
 
     @unchecked()
-    def training_logs(self) -> dict[str, Any]:
+    def training_logs(self) -> dict[str, Tensor]:
         """All statistics of the epoch so far."""
         total, exist, means, known, sums = self.sums.read()
         # What counted in no update is 0, or NaN if updates need not measure it.
         means_of_updates = known if self._spec.way.may_reuse else means
-        found = {f"{name}_average": value for name, value in self._averages().items()}
+        found = {}
+        if self.averaged:
+            variables = tensor_variable(self.sums.averages), tensor_variable(self.sums.average_counts)
+            values, numbers = map(tf.convert_to_tensor, variables)
+            averages = tf.unstack(where(numbers > 0, values, float("nan")))
+            found = {f"{name}_average": value for name, value in zip(self.averaged, averages)}
         for statistic, names in self._shown:
             if statistic not in LOSSES:
                 found.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
 
-        def logged(per: str, heads: slice = slice(None)) -> dict[str, Any]:
+        def logged(per: str, heads: slice = slice(None)) -> dict[str, Tensor]:
             names = [name for each, names in self._shown if each.per == per for name in names[heads]]
             return {full: found[full] for name in names for full in (name, f"{name}_average") if full in found}
 
-        logs: dict[str, Any] = {"loss": total}
+        logs: dict[str, Tensor] = {"loss": total}
         logs.update({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}, **logged("update"))
         for k, head in enumerate(self.heads):
             logs.update(
@@ -238,16 +246,10 @@ class LogMetrics:
         return logs
 
     @unchecked()
-    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
-        """The statistics of an evaluation.
-
-        Args:
-            weights: `[num_heads]`: the heads' own weights.
-            present: The heads that have targets in the data.
-            step: The number of updates applied so far.
-        """
+    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Tensor]:
+        """The statistics of an evaluation after `step` updates, of the heads that are present; weights are `[num_heads]`."""
         _, exist, means, known, _ = self.sums.read()
-        keys, logs = [("loss", head.name) for head in self.heads], dict[str, Any]()
+        keys, logs = [("loss", head.name) for head in self.heads], dict[str, Tensor]()
         for key, head in zip(keys, self.heads):
             logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
         for head in self.measured:
@@ -274,11 +276,19 @@ class LogMetrics:
         added = [ADDED_LOSS] if self._adds_losses else []
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
 
-    @cached_property
-    def main_names(self) -> list[str]:
-        """The names of each head's loss and first metric."""
-        of_measured = [name for head in self.measured for name in _names_of(head)[:1]]
-        return [*(name for head in self.heads for name in _names_of(head)[:2]), *of_measured]
+    def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of the logs for the progress line: losses, each head's first metric, and what callbacks have added.
+
+        `skipped_updates` is among them if there are any.
+        """
+        first = [name for head in self.heads for name in _names_of(head)[:2]]
+        first += [name for head in self.measured for name in _names_of(head)[:1]]
+        wanted = [*first, *(f"val_{name}" for name in first)]
+        hidden = {f"{prefix}{name}" for name in set(self.names()) - set(first) for prefix in ("", "val_")}
+        if float(logs.get("skipped_updates", 0)) > 0:
+            hidden.remove("skipped_updates")
+        order = [*(name for name in wanted if name in logs), *logs]
+        return {name: logs[name] for name in order if name not in hidden}
 
     @property
     def num_batches(self) -> int:
@@ -290,7 +300,7 @@ class LogMetrics:
         """The number of updates so far, skipped ones included; 0 without telemetry."""
         return int(tf.convert_to_tensor(self.sums.recorded.value))
 
-    def latest(self, number: int) -> list[dict[str, Any]]:
+    def latest(self, number: int) -> list[Config]:
         """The statistics of at most so many latest updates, oldest first.
 
         Each has `applied`, statistics and averages by name, and `layers` if they were measured; None for missing values.
@@ -299,7 +309,7 @@ class LogMetrics:
         unlisted = {"applied", *(name for each, names in self._shown if each.is_sum for name in names)}
         for row in rows[len(rows) - min(number, len(rows)) :]:
             values = {key: float(value) if np.isfinite(value) else None for key, value in zip(self.columns, row)}
-            line: dict[str, Any] = {"applied": bool(row[-1] > 0.5)}
+            line: Config = {"applied": bool(row[-1] > 0.5)}
             line.update({key: values[key] for key in self.columns if key not in unlisted and isinstance(key, str)})
             if any(values[key] is not None for key in self._of_layers):
                 line["layers"] = {layer: {} for layer, _ in self._of_layers}
@@ -308,21 +318,10 @@ class LogMetrics:
             lines.append(line)
         return lines
 
-    def _averages(self) -> dict[str, tf.Tensor]:
-        """The running averages by the names of their statistics; NaN for those without any update."""
-        if not self.averaged:
-            return {}
-        values, numbers = map(tf.convert_to_tensor, map(tensor_variable, (self.sums.averages, self.sums.average_counts)))
-        return dict(zip(self.averaged, tf.unstack(where(numbers > 0, values, float("nan")))))
-
-    def restore_averages(self, lines: Sequence[Mapping[str, Any]], every: int) -> None:
+    def restore_averages(self, lines: Sequence[Config], every: int) -> None:
         """Sets the running averages of a resumed run, unless there are any, from lines of every so many updates."""
         last = next((line for line in reversed(lines) if line["applied"]), None)
-        if (
-            not self.averaged
-            or last is None
-            or np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.average_counts))).any()
-        ):
+        if not self.averaged or last is None or bool(tf.reduce_any(tensor_variable(self.sums.average_counts) > 0)):
             return
         values = [last.get(f"{name}_average") for name in self.averaged]
         numbers = [every * sum(line.get(name) is not None for line in lines) for name in self.averaged]
@@ -336,11 +335,11 @@ def _names_of(head: NamedHead) -> list[str]:
     return list(_head_logs(head, tf.constant(0.0), tf.constant(True)) if head.is_trained else _results(head))
 
 
-def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
+def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Tensor]:
     """A head's loss and metrics; NaN without labels."""
     return {f"{head.name}_loss": loss, **{name: or_nan(value, has_labels) for name, value in _results(head).items()}}
 
 
-def _results(head: NamedHead) -> dict[str, Any]:
+def _results(head: NamedHead) -> dict[str, Tensor]:
     """A head's metrics by their names in the logs."""
     return {f"{head.name}_{name}": value for name, value in head.results().items()}

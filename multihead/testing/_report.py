@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import graph_function
-from multihead._method import Observation
+from multihead._ground.types import Function, Given, Tensor
+from multihead._method import Method, Observation
 
 
 class Report:
@@ -24,7 +24,7 @@ class Report:
         num_heads: The numbers of heads that were tried.
     """
 
-    def __init__(self, method: Any, inputs: str) -> None:
+    def __init__(self, method: Method, inputs: str) -> None:
         self.name = type(method).__name__
         self.num_heads: list[int] = []
         self._inputs = inputs
@@ -35,7 +35,7 @@ class Report:
         """The rules that were checked, each once; each completes the sentence "The method must ..."."""
         return list(self._checks)
 
-    def require(self, holds: Any, rule: str, given: str, detail: str = "") -> None:
+    def require(self, holds: Given, rule: str, given: str, detail: str = "") -> None:
         """Notes that a rule was checked.
 
         Args:
@@ -64,7 +64,7 @@ class Report:
         return f"{self.name}: {len(self._checks)} checks, {heads}"
 
 
-def traced(function: Callable[..., Any], *arguments: Any, xla: bool = False) -> Any:
+def traced(function: Function, *arguments: Tensor, xla: bool = False) -> Given:
     """A graph of a function for arguments like these; traced here, so that TensorFlow does not warn of many traces."""
     return graph_function(function, jit_compile=xla).get_concrete_function(*arguments)
 
@@ -75,11 +75,13 @@ class Case:
     A balancer has gradients of some number of parameters.
     """
 
-    def __init__(self, method: Any, report: Report, label: str, num_heads: int, num_parameters: int | None = None) -> None:
+    def __init__(
+        self, method: Method, report: Report, label: str, num_heads: int, num_parameters: int | None = None
+    ) -> None:
         self._method, self._report, self._label = method, report, label
         self._num_heads, self._num_parameters = num_heads, num_parameters
 
-    def built(self, further: int = 0) -> Any:
+    def built(self, further: int = 0) -> Given:
         """A copy that is bound to the heads' names and built, for some further heads if need be."""
         fresh, count = type(self._method).from_config(self._method.get_config()), self._num_heads + further
         named = list(self._method.head_names or ())
@@ -87,7 +89,7 @@ class Case:
         fresh.build((count, self._num_parameters))
         return fresh
 
-    def check_config(self, fresh: Any) -> None:
+    def check_config(self, fresh: Method) -> None:
         """Checks that a copy has the configuration of the method, and that it is built once."""
         rule = "return all arguments of the constructor, and only these, from `get_config`"
         self.require(fresh.get_config() == self._method.get_config(), rule)
@@ -96,23 +98,23 @@ class Case:
         detail = f", but has {len(fresh.variables)} variables after {before}. Create them in `create_state`"
         self.require(len(fresh.variables) == before, "do nothing in a second call of `build`", detail)
 
-    def check_skipped(self, fresh: Any, shown: Observation, given: str = "") -> None:
+    def check_skipped(self, fresh: Method, shown: Observation, given: str = "") -> None:
         """Checks that an update which was not applied changes nothing."""
         before = state_of(fresh)
         fresh.observe(shown, tf.constant(False))
         self.require(_same(state_of(fresh), before), "not change its state if an update was not applied", given=given)
 
-    def check_reset(self, fresh: Any, start: Sequence[np.ndarray]) -> None:
+    def check_reset(self, fresh: Method, start: Sequence[np.ndarray]) -> None:
         """Checks that `reset` gives back the initial state."""
         fresh.reset()
         self.require(_same(state_of(fresh), start), "have its initial state after `reset()`")
 
-    def require(self, holds: Any, rule: str, detail: str = "", given: str = "") -> None:
+    def require(self, holds: Given, rule: str, detail: str = "", given: str = "") -> None:
         """Notes that a rule was checked; see `Report.require`."""
         self._report.require(holds, rule, given or self._label, detail)
 
 
-def state_of(method: Any) -> list[np.ndarray]:
+def state_of(method: Method) -> list[np.ndarray]:
     """The values of a method's variables."""
     return [np.array(tf.convert_to_tensor(variable)) for variable in method.variables]
 

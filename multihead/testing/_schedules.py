@@ -74,7 +74,7 @@ class _Case(Case):
         fresh = self.built()
         self.check_config(fresh)
         start, table = state_of(fresh), self._check_table(fresh)
-        never = [name for name, trains in zip(fresh.head_names, table.any(axis=0)) if not trains]
+        never = [name for name, trains in zip(fresh.head_names or (), table.any(axis=0)) if not trains]
         self.require(not never, "have every head train at some step", f", but {never} never do")
         self.require(np.array_equal(self._table(self.built()), table), "give the same from equal configurations")
         for label, shown in self._observations().items():
@@ -84,7 +84,10 @@ class _Case(Case):
                 fresh.observe(shown, tf.constant(True))
                 self._check_table(fresh, given)
         if xla:
-            self._check_compiled(fresh)
+            table, active = self._table(fresh), traced(fresh.active, tf.constant(0, tf.int64), xla=True)
+            for step in self._some_steps:
+                same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
+                self.require(same, "be the same compiled by XLA as in a graph")
         self.check_reset(fresh, start)
 
     def _check_table(self, schedule: Schedule, given: str = "") -> np.ndarray:
@@ -102,13 +105,6 @@ class _Case(Case):
             same = np.array_equal(schedule.active(tf.constant(step, tf.int64)).numpy(), table[step])
             self.require(same, "be the same in a graph and in eager mode, in any order of the steps", f" ({step})", given)
         return table
-
-    def _check_compiled(self, schedule: Schedule) -> None:
-        table = self._table(schedule)
-        active = traced(schedule.active, tf.constant(0, tf.int64), xla=True)
-        for step in self._some_steps:
-            same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
-            self.require(same, "be the same compiled by XLA as in a graph")
 
     def _observations(self) -> dict[str, Observation]:
         """Updates to observe, by a label."""

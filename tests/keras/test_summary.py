@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer, balancing, clipping, plots, schedules
-from multihead._display import tables
+from multihead._display import drawing
 from tests.helpers import tiny
 
 
@@ -31,7 +31,7 @@ def configured():
 @pytest.fixture(params=[True, False], ids=["rich", "plain"])
 def with_rich(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(tables, "optional", lambda module: None)
+        monkeypatch.setattr(drawing, "optional", lambda module: None)
 
 
 def cells(text):

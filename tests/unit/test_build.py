@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground.tensors import inner_products
-from multihead._trainer.trace import trace_predictions
+from multihead._trainer.modules import trace_predictions
 from multihead._update.batch import Batch
 from multihead._update.representation import products, squared_norms
 from multihead._update.ways import CombinedFirst, PassPerHead, Summed
@@ -25,7 +25,7 @@ def test_predictions_are_found_without_computing_anything():
         return {"hidden": 2 * x, "again": x + 1}
 
     heads = [new_head("a", lambda r: r["hidden"][:, :2], "mse"), new_head("b", lambda r: r["again"], "mse")]
-    found = trace_predictions(encoder, heads, SPECS, {})
+    found, _ = trace_predictions(encoder, heads, SPECS, {})
     assert int(ran) == 0 and found.num_leaves == 2
     assert {name: known.spec.shape.as_list() for name, known in found.predictions.items()} == {
         "a": [None, 2],
@@ -54,7 +54,7 @@ def test_a_sample_shows_the_same_and_leaves_the_state_as_it_is():
     heads = [new_head("a", lambda r: r["steps"], "mse"), new_head("b", lambda r: r["last"][:, :2], "mse")]
     specs = Batch(tf.TensorSpec([None, None, 3]), {"b": tf.TensorSpec([None, 2])}, {})
     sample = Batch(5 * tf.ones([6, 7, 3]), {"b": tf.ones([6, 2])}, {})
-    found = trace_predictions(encoder, heads, specs, {}, sample)
+    found, _ = trace_predictions(encoder, heads, specs, {}, sample)
     assert ran[-1] == 5 and float(tiny.tensor_variable(encoder.count)) == 0 and found.num_leaves == 2
     assert found.predictions["a"].spec.shape.as_list() == [None, None, 4]
     assert found.predictions["b"].spec.shape.as_list() == [None, 2]
@@ -65,7 +65,7 @@ def test_a_head_that_reads_its_targets_needs_them_once():
     head = new_head("reply", lambda r, targets: r, "mse", teacher_forcing=True)
     with pytest.raises(ValueError, match="The head 'reply' reads its targets, so the first batch must have targets for it"):
         trace_predictions(tf.identity, [head], SPECS, {})
-    assert trace_predictions(tf.identity, [head], SPECS, {"reply": "built"}).predictions == {}
+    assert trace_predictions(tf.identity, [head], SPECS, {"reply": "built"})[0].predictions == {}
 
 
 @pytest.mark.first_cases(1)

@@ -7,9 +7,8 @@ import pytest
 
 from multihead import balancing, clipping, schedules, weighting
 from multihead._ground.keras import KERAS_3
-from multihead._trainer.checked_optimizer import check_optimizer
-from multihead._trainer.options import CompileOptions
-from multihead.balancing._kinds import Every
+from multihead._trainer.options import CompileOptions, check_optimizer
+from multihead.balancing._kinds import Every, every
 from tests.helpers import tiny
 
 PLAIN = {
@@ -47,11 +46,10 @@ def test_names_become_methods_that_know_the_heads():
 
 
 def test_only_balance_every_wraps_the_balancer():
-    assert checked().balancer_to_use() is None
     found = checked(balancer="MGDA")
-    assert found.balancer_to_use() is found.balancer
+    assert every(found.balancer, found.balance_every) is found.balancer
     found = checked(balancer="MGDA", balance_every=3)
-    wrapped = found.balancer_to_use()
+    wrapped = every(found.balancer, found.balance_every)
     assert isinstance(wrapped, Every) and wrapped.balancer is found.balancer and wrapped.head_names == ("a", "b")
 
 

@@ -149,10 +149,8 @@ def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
 
 
 def test_one_entry_makes_a_further_figure(monkeypatch):
-    largest = telemetry.Statistic(
-        "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update"
-    )
-    twice = telemetry.Statistic("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
+    largest = telemetry.Statistic("largest", lambda update: tf.reduce_max(update.counts), None, "update")
+    twice = telemetry.Statistic("twice", lambda update: 2.0 * update.counts, "norms")
     monkeypatch.setattr(_logs, "STATISTICS", (*telemetry.STATISTICS, largest, twice))
     logs = logs_of_one_update(trainer())
     assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)

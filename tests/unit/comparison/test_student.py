@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from multihead.comparison._findings import Difference, difference_of, relative_changes, student_quantile
+from multihead.comparison._findings import Difference, difference_of, relative_changes
+from multihead.diagnosis._statistics import student_quantile
 
 pytestmark = pytest.mark.mathematics
 

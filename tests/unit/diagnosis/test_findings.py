@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping
-from multihead._display.tables import plain
+from multihead._display.drawing import plain
 from tests.helpers import planted, reference, tiny
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -205,7 +205,7 @@ def test_loss_scaling_does_not_matter():
 
 def test_errors():
     trainer = tiny.trainer("sgd")
-    with pytest.raises(TypeError, match="`x` must be what yields batches, a list of batches.* Received: x of type int"):
+    with pytest.raises(TypeError, match="`x` must be an iterable of batches, a list of batches.* Received: x of type int"):
         trainer.diagnose(5)
     with pytest.raises(TypeError, match="Received: x of type tuple and y=None. Pass what `fit` takes"):
         trainer.diagnose(batches(1)[0])

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, losses
-from multihead._display import tables
+from multihead._display import drawing
 from multihead.diagnosis._statistics import cosines_of, signal_of
 from tests.helpers import planted, tiny
 
@@ -163,7 +163,7 @@ def test_report_as_json_as_text_and_as_a_picture(diagnosed, monkeypatch):
     texts = [text.get_text() for axis in figure.axes for text in axis.texts]
     assert f"{report.shares['parameters'][0]:.1%}" in texts and f"{report.cosines['parameters'][0, 1]:.2f}" in texts
     with_rich = str(report)
-    monkeypatch.setattr(tables.importlib, "import_module", _not_installed)
+    monkeypatch.setattr(drawing.importlib, "import_module", _not_installed)
     without = str(report)
     assert "┃" in with_rich and "┃" not in without and "signal/noise" in without and str(report.findings[0]) in without
     with pytest.raises(ImportError, match=r"`Diagnosis.plot` needs matplotlib.*pip install 'multihead\[plots\]'"):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3
-from multihead._trainer.checked_optimizer import check_optimizer
+from multihead._trainer.options import check_optimizer
 
 ADAM = keras.optimizers.Adam
 ONE = "Pass one optimizer, which trains everything"

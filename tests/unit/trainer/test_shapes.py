@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from multihead._trainer.building import Shapes, build_modules
+from multihead._trainer.modules import Shapes, build_modules
 from multihead._update.batch import Batch
 from multihead.heads._named import new_head
 

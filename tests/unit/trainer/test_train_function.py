@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3
-from multihead._trainer.steps import StepFunction, TrainFunction
+from multihead._trainer.fitting import StepFunction, TrainFunction
 from multihead._update.spec import Plan
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,8 +13,8 @@ from multihead._data.arguments import Call
 from multihead._data.data import num_examples
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
-from multihead._ground.keras import tensor_variable
 from multihead._ground.replicas import has_several_workers
+from multihead._ground.types import Config, Function, Layer, Tensor
 from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
@@ -25,17 +25,11 @@ _ROWS_AT_ONCE = 2**16
 
 
 class Moments(NamedTuple):
-    """Statistics of labels, for each column or for all, as float64 tensors or arrays of one shape.
+    """Statistics of labels, for each column or for all, as float64 tensors or arrays of one shape."""
 
-    Attributes:
-        number: The number of labels.
-        mean: Their mean; 0 for none.
-        squares: The sum of their squared distances from the mean.
-    """
-
-    number: Any
-    mean: Any
-    squares: Any
+    number: Tensor
+    mean: Tensor  # 0 without labels
+    squares: Tensor  # the sum of squared distances from the mean
 
     def plus(self, other: Moments) -> Moments:
         """The statistics of the labels of both, as NumPy arrays."""
@@ -46,12 +40,8 @@ class Moments(NamedTuple):
         return Moments(number, one.mean + apart * part, one.squares + two.squares + apart**2 * one.number * part)
 
 
-def scale_targets(heads: Sequence[NamedHead], by_name: Mapping[str, Any] | None) -> tuple[NamedHead, ...]:
-    """The heads with the scalings that `compile(target_scaling=)` gives.
-
-    Raises:
-        ValueError: `by_name` is no dict by head name, or a loss takes no scaled targets.
-    """
+def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[NamedHead, ...]:
+    """The heads with the scalings that `compile(target_scaling=)` gives."""
     if by_name is None:
         return tuple(heads)
     if not isinstance(by_name, Mapping):
@@ -69,11 +59,7 @@ def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:
-    """Checks that the scalings of all targets are given or learned.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Checks that the scalings of all targets are given or learned."""
     lacking = unknown(heads)
     if lacking:
         raise ValueError(
@@ -84,22 +70,19 @@ def check_known(heads: Sequence[NamedHead], method: str) -> None:
 
 
 def fit_scalings(
-    heads: Sequence[NamedHead], call: Call, names: Sequence[str], spec: UpdateSpec | None, strategy: Any, *, eagerly: bool
+    heads: Sequence[NamedHead],
+    call: Call,
+    names: Sequence[str],
+    spec: UpdateSpec | None,
+    strategy: tf.distribute.Strategy,
+    *,
+    eagerly: bool,
 ) -> None:
     """Reads the data of a call of `fit` once, and learns the scalings from them that no checkpoint has restored since.
 
     A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
-
-    Args:
-        heads: The heads whose scaling was not known when the call began.
-        call: The call.
-        names: The names of all heads.
-        spec: How updates are computed; None if the trainer is not built.
-        strategy: The strategy, whose workers learn the same from all their data.
-        eagerly: Whether modules run as plain Python.
-
-    Raises:
-        ValueError: The data can be read only once, or have no end, or no labels of a head.
+    `heads` are those whose scaling was not known when the call began, `names` those of all heads. All workers learn the same
+    from all their data.
     """
     if not heads:
         return
@@ -130,11 +113,7 @@ def moments_of(
 ) -> Mapping[str, Moments]:
     """Statistics of the labels of some heads in batches, by head name; each label that is present counts once.
 
-    Args:
-        spec: How updates are computed.
-        heads: The heads. Without any, the batches are only drawn.
-        batches: The batches.
-        eagerly: Whether modules run as plain Python.
+    Without any head, the batches are only drawn.
     """
     predictions = [spec.predictions[spec.network.heads.index(head)] for head in heads]
     network = replace(spec.network, heads=tuple(heads))
@@ -144,7 +123,7 @@ def moments_of(
         triples = zip(heads, labels, predictions)
         return [None if each is None else _moments(head, each.in_units, each.weights, p.spec) for head, each, p in triples]
 
-    measure: Callable[[Batch], Any] = compute if eagerly else graph_function(compute, reduce_retracing=True)
+    measure: Function = compute if eagerly else graph_function(compute, reduce_retracing=True)
     found: dict[str, Moments] = {}
     for batch in batches:
         for head, moments in zip(heads, measure(batch) if heads else []):
@@ -156,7 +135,7 @@ def moments_of(
 
 def _moments(head: NamedHead, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> Moments:
     """Statistics of the labels of a batch, before they are standardized."""
-    scaling: Any = head.scaling
+    scaling: Layer = head.scaling
     shape = [-1, *scaling.mean.shape] if scaling.mean.shape.rank else [-1]
     changed, counts = scaling.changed(targets, weights, predictions, head.loss.over)
     values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
@@ -166,12 +145,8 @@ def _moments(head: NamedHead, targets: tf.Tensor, weights: tf.Tensor, prediction
 
 
 def _learn(head: NamedHead, moments: Moments) -> None:
-    """Sets the mean and the deviation of a head's scaling to those of labels.
-
-    Raises:
-        ValueError: There is no label, or their mean or deviation is not finite.
-    """
-    scaling: Any = head.scaling
+    """Sets the mean and the deviation of a head's scaling to those of labels."""
+    scaling: Layer = head.scaling
     number, mean, squares = (np.asarray(each, "float64") for each in moments)
     deviation = np.sqrt(squares / np.maximum(number, 1))
     deviation = np.where(deviation > 0, deviation, 1.0)
@@ -195,12 +170,7 @@ def fit_scalings_to(batches: Sequence[Batch], spec: UpdateSpec, *, eagerly: bool
             _learn(head, found[head.name])
 
 
-def scaling_variables(heads: Sequence[NamedHead]) -> list[tf.Variable]:
-    """The variables of the scalings of targets."""
-    return [tensor_variable(each) for head in heads if head.scaling is not None for each in head.scaling.variables]
-
-
-def _over_workers(moments: Moments, strategy: Any) -> Moments:
+def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments:
     """The statistics of the labels of all workers."""
     if not has_several_workers(strategy):
         return moments

@@ -1,0 +1,324 @@
+"""What data show of a trainer's modules: a forward pass builds them, and shows what the heads predict.
+
+Nothing is computed: the pass is a trace. Where Keras runs eagerly, a module's Python may depend on values, which a trace
+does not have; there the pass is a real one, on a sample of the data, and what it changes of the modules' state is undone.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
+from multihead._ground.keras import variable_name
+from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
+from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Variable
+from multihead._ground.validation import in_short, quoted
+from multihead._update.batch import Batch, batch_size, sample_of
+from multihead._update.labels import Predictions
+from multihead._update.representation import DetachedRepresentation, call_encoder
+from multihead.heads._named import NamedHead
+from multihead.heads._reads import described
+from multihead.heads._rows_apart import check_rows_apart
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What data have shown; it survives `compile`.
+
+    Attributes:
+        specs: The specs of a batch, with open batch size; None before any data.
+        predictions: What each built head predicts, by name.
+        num_leaves: The number of floating-point leaves of the representation.
+    """
+
+    specs: Batch | None = None
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)
+    num_leaves: int = 0
+
+    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Tensor]) -> bool:
+        """Whether targets belong to a head that is not built."""
+        built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
+        return any(name not in built for name in targets)
+
+    def of_heads(self, names: Sequence[str]) -> Shapes:
+        """The shapes of some heads only."""
+
+        def kept(by_head: Mapping[str, Given]) -> dict[str, Given]:
+            return {name: value for name, value in by_head.items() if name in names}
+
+        specs = self.specs
+        specs = specs if specs is None else Batch(specs.inputs, kept(specs.targets), kept(specs.sample_weights))
+        return Shapes(specs, kept(self.predictions), self.num_leaves)
+
+
+def build_modules(
+    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
+) -> Shapes:
+    """Creates the variables of the encoder, the heads' modules and their metrics; the shapes for batches of these specs.
+
+    Modules that are not traced run on `sample`, some examples; None makes some of ones and zeros.
+    """
+    sample = sample_of(specs) if eagerly and sample is None else sample
+    shapes, representation = trace_predictions(encoder, heads, specs, known.predictions, sample)
+    predictions = dict(shapes.predictions)
+    for module in (encoder, *(head.module for head in heads)):
+        run_in_graphs(module)
+    for head in heads:
+        head.loss.runs_eagerly = eagerly
+        if head.name in predictions and head.name in specs.targets:
+            is_new, targets, found = head.metrics is None, specs.targets[head.name], predictions[head.name]
+            head.build(targets, found.spec)
+            if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
+                read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
+                predictions[head.name] = found._replace(read_by_loss=read)
+            if is_new:
+                check_rows_apart(head, representation, targets, found.spec)
+    return replace(shapes, predictions={**known.predictions, **predictions})
+
+
+def trace_predictions(
+    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, Predictions], sample: Batch | None = None
+) -> tuple[Shapes, Nested]:
+    """Builds the encoder and the heads for a batch; the shapes that this shows, and the specs of the representation.
+
+    A head that reads its targets and has none in the batch is left out if it is `known` already. With `sample`, some
+    examples that fit the specs, the modules run on these; otherwise nothing is computed.
+    """
+    created: list[tf.Variable] = []  # those of layers that live no longer than a call are kept, so that they can be found
+
+    def keep(create: Function, **options: object) -> tf.Variable:
+        created.append(create(**options))
+        return created[-1]
+
+    def forward(inputs: Nested, targets: dict[str, Tensor]) -> tuple[Shapes, Nested]:
+        with tf.variable_creator_scope(keep):
+            with _Reading() as reading:
+                given = call_encoder(encoder, inputs, training=False)
+            _check_held("`encoder`", encoder, reading.variables())
+            representation, found = DetachedRepresentation(given), {}
+            for head in heads:
+                if not head.teacher_forcing or head.name in targets:
+                    own = head.like_scaled(targets.get(head.name))
+                    found[head.name] = _trace_head(head, representation, own, find_leaves=len(heads) > 1)
+                elif head.name not in known:
+                    raise ValueError(
+                        f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
+                        f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
+                    )
+        leaves = [
+            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
+            for leaf in tf.nest.flatten(representation.nest)
+        ]
+        shapes = Shapes(specs, found, len(representation.leaves))
+        return shapes, tf.nest.pack_sequence_as(representation.nest, leaves)
+
+    def trace() -> tuple[Shapes, Nested]:
+        results: list[tuple[Shapes, Nested] | ValueError] = []
+
+        def once(inputs: Nested, targets: dict[str, Tensor]) -> None:
+            if not results:  # TensorFlow traces a function that has created variables again
+                try:
+                    results.append(forward(inputs, targets))
+                except ValueError as reason:
+                    results.append(reason)  # raised after the trace: variables made in one that fails would have no value
+
+        graph_function(once).get_concrete_function(specs.inputs, specs.targets)
+        (result,) = results
+        if isinstance(result, ValueError):
+            raise result from result.__cause__
+        return result
+
+    if sample is None:
+        # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
+        created_outside_of_graphs(trace)
+        return trace()
+    try:
+        with _state_kept([encoder, *(head.module for head in heads)]):
+            shapes, representation = forward(sample.inputs, sample.targets)
+    except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
+        return trace()
+    sizes, of_pairs = set[int](), {int(batch_size(sample.inputs))}  # what the specs leave open, besides the first axis
+    for spec, value in zip(tf.nest.flatten(tuple(specs)), tf.nest.flatten(tuple(sample))):
+        if spec is not None and spec.shape.rank:
+            own = value.bounding_shape() if isinstance(value, tf.RaggedTensor) else tf.shape(value)
+            sizes |= {int(size) for size, given in zip(own[1:], spec.shape[1:]) if given is None}
+    predictions = {}
+    for head in (head for head in heads if head.name in shapes.predictions):
+        found = shapes.predictions[head.name]
+        is_open = sizes | of_pairs if head.loss.couples_rows else sizes  # there may be a prediction for each pair of rows
+        shape = [None if i == 0 or size in is_open else size for i, size in enumerate(found.spec.shape)]
+        predictions[head.name] = found._replace(spec=tf.TensorSpec(shape, found.spec.dtype))
+    return replace(shapes, predictions=predictions), representation
+
+
+@contextmanager
+def _state_kept(modules: Sequence[Layer]) -> Iterator[None]:
+    """A context after which the state of modules is what it was, or what it was created as."""
+    before: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def keep(create: Callable[..., tf.Variable], **options: Given) -> tf.Variable:
+        variable = create(**options)
+        before.append((variable, tf.identity(variable)))
+        return variable
+
+    for module in modules:
+        for part in all_layers(module) or [module]:
+            with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
+                before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
+    try:
+        with tf.variable_creator_scope(keep):
+            yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+class _Reading:
+    """Finds the trainable variables that are read within this context.
+
+    In a graph it looks at the operations, since tapes are paused where variables are created (`tf.init_scope`).
+    `watched` are the tensors for which `depend` can be asked.
+    """
+
+    def __init__(self, watched: Sequence[tf.Tensor] = ()) -> None:
+        self._watched = list(watched)
+        self._tape: Given = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
+        self._graph: Given = tf.compat.v1.get_default_graph()
+        self._start = 0 if self._tape else len(self._graph.get_operations())
+
+    def __enter__(self) -> _Reading:
+        if self._tape:
+            self._tape.__enter__()
+            self._tape.watch(self._watched)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._tape:
+            self._tape.__exit__(*error)
+
+    def variables(self) -> list[tf.Variable]:
+        """The variables read so far."""
+        if self._tape:
+            return list(self._tape.watched_variables())
+        handles = {inside.name: outside for outside, inside in self._graph.captures}
+        operations = self._graph.get_operations()[self._start :]
+        names = {tensor.name for operation in operations for tensor in operation.inputs} & handles.keys()
+        read = {id(handles[name]) for name in names}
+        watched = self._graph._watched_variables  # `variables` is known only when the trace is done
+        return [variable for variable in watched if variable.trainable and id(variable.handle) in read]
+
+    def depend(self, result: tf.Tensor) -> list[bool]:
+        """For each watched tensor, whether a result depends on it."""
+        if not result.dtype.is_floating:
+            return [False] * len(self._watched)
+        gradient = self._tape.gradient if self._tape else tf.gradients
+        return [each is not None for each in gradient(result, self._watched)]
+
+
+def _trace_head(
+    head: NamedHead, representation: DetachedRepresentation, targets: Nested, *, find_leaves: bool
+) -> Predictions:
+    """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
+    leaves = representation.leaves
+    with _Reading(leaves) as reading:
+        predictions = _predictions(head, representation.nest, targets)
+    _check_held(f"The module of head {head.name!r}", head.module, reading.variables())
+    if not isinstance(predictions, tf.Tensor):
+        raise ValueError(
+            f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
+            f"Received: {described(predictions)}. Give one of them, or add one head for each."
+        )
+    if find_leaves and len(leaves) > 1 and head.trains_encoder:
+        depends = reading.depend(predictions)
+    else:
+        depends = [head.reads_floats(representation.nest)] * len(leaves)
+    spec = tf.TensorSpec(predictions.shape, predictions.dtype)
+    return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
+
+
+def _predictions(head: NamedHead, representation: Nested, targets: Nested) -> Tensor:
+    head.read(representation)  # an unknown key is an error of its own
+    if head.reads is not None or tf.is_tensor(representation):
+        return head.predict(representation, targets, training=False)
+    try:
+        return head.predict(representation, targets, training=False)
+    except Exception as error:
+        lacks_targets = not head.teacher_forcing and callable(getattr(head.module, "generate", None))
+        first = next(iter(representation)) if isinstance(representation, Mapping) else 0
+        option = "teacher_forcing=True" if lacks_targets else f"reads={first!r}"
+        raise ValueError(
+            f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of it. "
+            f"Received: {type(head.module).__name__}, and the encoder gives {described(representation)}. "
+            f"Pass, say, `{option}` to `add_head`. The module says: {in_short(error)}"
+        ) from error
+
+
+def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
+    """Checks that all trainable variables which a call has read belong to the called module."""
+    own = [*module_variables(module), *recurrent_states(module)]
+    held = {key for variable in own for key in handles(variable)}
+    hidden = [variable for variable in read if not held.issuperset(handles(variable))]
+    if hidden:
+        kind = getattr(module, "__name__", type(module).__name__)
+        names = sorted({variable_name(variable) for variable in hidden})
+        raise ValueError(
+            f"{whose} must hold the variables that it trains. Received: {kind}, which reads {quoted(names)} without "
+            "having them as variables of its own: its loss would not train them, and they would not be saved with it. "
+            "Pass the layer itself, or a `keras.Model` or a `keras.layers.Layer` that has all its layers as attributes."
+        )
+
+
+def read_by_loss(
+    encoder: Layer,
+    heads: Sequence[NamedHead],
+    head: NamedHead,
+    targets: Nested,
+    predictions: tf.TensorSpec,
+    *,
+    eagerly: bool,
+) -> tuple[Variable, ...]:
+    """The trainable variables of the encoder and the heads that the loss of a head reads by itself."""
+    read: list[tf.Variable] = []
+
+    def call(targets: Nested, predictions: tf.Tensor) -> None:
+        clean, weights = head.mask_missing(targets, None, predictions, None, check=False)
+        with _Reading() as reading:
+            head.losses(head.like_scaled(clean), predictions, weights)
+        read[:] = reading.variables()
+
+    try:
+        graph_function(call).get_concrete_function(targets, predictions)
+    except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
+        if eagerly:
+            with suppress(Exception):
+                call(*sample_of((targets, predictions)))
+    modules = [encoder, *(each.module for each in heads)]
+    owned = {key: each for module in modules for each in module_variables(module) for key in handles(each)}
+    hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
+    if hidden:  # variables of a frozen layer do not tell
+        layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
+        frozen = [each for layer in layers if layer.built and not layer.trainable for each in module_variables(layer)]
+        frozen_keys = {key for each in frozen for key in handles(each)}
+        hidden = [variable for variable in hidden if not frozen_keys >= handles(variable)]
+    if hidden:
+        names = quoted(sorted({variable_name(variable) for variable in hidden}))
+        name = head.loss.name or type(head.loss.original).__name__
+        raise ValueError(
+            f"The loss of head {head.name!r} must read no trainable variables, except those of the encoder and the modules. "
+            f"Received: {name!r}, which reads {names}: no update would train them. Make them weights of the "
+            "module, which can return them as another column of its predictions. If they are not to be trained, create "
+            "them with `trainable=False`, or set `trainable = False` on their layer."
+        )
+    return tuple({id(owned[key]): owned[key] for each in read for key in handles(each) if key in owned}.values())
+
+
+def handles(variable: Variable) -> set[int]:
+    """What identifies a variable, on each device that has a copy of it."""
+    copies = variable.values if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
+    return {id(copy.handle) for copy in copies if hasattr(copy, "handle")}
