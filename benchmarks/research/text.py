@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.research.runner import DataSet, Part, halves
-from examples.convergence_study.network import Network
-from examples.seq2seq_price import batches, run
+from examples.convergence_study import BATCH, METRICS, Study
+from examples.seq2seq_price import batches
 from examples.seq2seq_price.columns import NO_LABEL
 from examples.seq2seq_price.rows import read_table
-from multihead import MultiHeadTrainer, losses
+from multihead import MultiHeadTrainer
 from multihead.models import PriceClassifier, Seq2SeqEncoder
-
-LONGEST = 24
-"""Orders with more tokens are left out: batches are as long as the longest, and nine of ten have fewer."""
 
 
 def study(folder: Path, every: int = 1) -> DataSet:
     """The network and the orders of the convergence study: the reply from the final state of a GRU, and the price."""
-    found = run.workshop_data(6000 // every, 3000 // every, seed=0)
-
-    @functools.cache
-    def network(units: int) -> Network:
-        return Network(found, units=units, embedding=32)
-
-    def make(units: int) -> MultiHeadTrainer:
-        encoder, reply, price = network(units).make_modules()
-        trainer = MultiHeadTrainer(encoder)
-        trainer.add_head("reply", reply, losses.SequenceCrossentropy(), teacher_forcing=True)
-        trainer.add_head("price", price, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
-        return trainer
-
-    def part(examples: batches.Examples) -> Part:
-        ids, reply = (ids.to_tensor().numpy() for ids in network(64).vectorizers(examples.texts, examples.targets))
-        short = ((ids != batches.PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != batches.PADDING_ID).sum(axis=1) <= LONGEST)
-        labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
-        return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
-
-    held_out = part(found.splits["dev"])
-    data = {"train": part(found.splits["train"]), **halves(held_out)}
+    found = Study(6000 // every, 3000 // every)
+    data = {"train": found.part("train"), **halves(found.part("dev"))}
     adam = (6e-3, 12e-3, 24e-3, 48e-3)
     rates = {"Adam": adam, "AdamW": adam, "SGD": (0.5, 1.0, 2.0, 4.0)}
-    metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
-    return DataSet(make, 64, data, metrics, 400, 64, rates, clip=1.0)
+    return DataSet(found.trainer, 64, data, METRICS, 400, BATCH, rates, clip=1.0)
 
 
 WORDS = 40
