@@ -56,21 +56,10 @@ def test_only_the_global_norm_keeps_the_direction(step):
     _, _, gradients, _ = step
     length = program.global_norm(gradients)
     for name, kind in program.KINDS.items():
-        clip = program.calibrated(kind, gradients, length / 50)
-        assert np.linalg.norm(flat(clip(gradients))) == pytest.approx(length / 50, rel=1e-3), name
-    found = program.directions(gradients, [length / 50, length * 0.99])
-    assert found.pop("by global norm") == pytest.approx([1, 1])
-    for name, (short, long) in found.items():
-        assert short < 0.9 < long, name
-
-
-def test_clipped_by_norm_each_variable_keeps_its_own_direction(step):
-    _, _, gradients, _ = step
-    clipped = program.KINDS["by norm"](0.1)(gradients)
-    looks = program.inspect(gradients, {"by norm": program.KINDS["by norm"](0.1)})
-    for before, after, look in zip(gradients, clipped, looks.values()):
-        assert program.cosine([before], [after]) == pytest.approx(1)
-        assert look.clipped["by norm"] == pytest.approx(min(look.norm, 0.1), rel=1e-5)
+        clipped = [program.calibrated(kind, gradients, target)(gradients) for target in (length / 50, length * 0.99)]
+        assert np.linalg.norm(flat(clipped[0])) == pytest.approx(length / 50, rel=1e-3), name
+        short, long = (program.cosine(gradients, each) for each in clipped)
+        assert short == pytest.approx(1) if name == "by global norm" else short < 0.9 < long, name
 
 
 def test_clipping_by_hand_is_that_of_the_trainer(step):
@@ -88,13 +77,10 @@ def test_clipping_by_hand_is_that_of_the_trainer(step):
 
 
 def test_unclipped_it_explodes_and_clipped_it_does_not():
-    plain, _ = program.train(None, 0, 25, 0.1)
-    clipped, _ = program.train(clipping.ByGlobalNorm(1.0), 0, 25, 0.1)
+    plain = program.train(None, 0, 25)
+    clipped = program.train(clipping.ByGlobalNorm(1.0), 0, 25)
     assert max(plain.norms) > 1e4 and plain.norms[0] == clipped.norms[0]
-    assert plain.applied == plain.norms
-    assert max(clipped.norms) < 200 and max(clipped.applied) < 1 + 1e-5
-    assert all(clipped.made) and clipped.cosines == pytest.approx([1] * 25)
-    assert len(clipped.accuracy) == 2
+    assert max(clipped.norms) < 200 and all(clipped.made) and len(clipped.accuracy) == 2
 
 
 def test_the_program(tmp_path, capsys, monkeypatch):
