@@ -20,7 +20,7 @@ def test_every_program_is_listed():
     found = listing.programs()
     assert list(found) == sorted(found)
     runnable = {path.stem for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
-    assert set(found) == (runnable - {"__main__"}) | {"seq2seq_price", "convergence_study"}
+    assert set(found) == (runnable - {"__main__"}) | {"seq2seq_price"}
     assert {"two_gradients", "mean_loss_or_mean_gradient"} <= set(found)
 
 
