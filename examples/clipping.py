@@ -136,7 +136,7 @@ def draw(traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list
         axes[0].text(broken, 1e10, f"  unclipped: not finite\n  from update {broken} on", color=_style.GREY)
     axes[0].set(yscale="log", ylim=(0.1, 1e12), title="Without clipping, the norm explodes")
     axes[0].set(xlabel="update", ylabel="gradient norm before clipping")
-    axes[1].set(ylim=(0, 1.03), xlabel="update", ylabel="accuracy, held out", title="With any clipping, it learns")
+    axes[1].set(ylim=(0, 1.03), xlabel="update", ylabel="accuracy, held out", title="With clipping, training goes on")
     for name, cosines in left.items():
         axes[2].plot(limits, cosines, color=COLORS[name])
     axes[2].set(xscale="log", ylim=(0, 1.05), title="Global norm keeps the direction")

@@ -12,6 +12,7 @@ benchmarks serving` measures it.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the annotations, some of them of names in a function.
+import argparse
 import asyncio
 import contextlib
 import json
@@ -239,7 +240,7 @@ def create_server(export: Export, limits: Limits, port: int) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until it is interrupted, and returns the exit status."""
-    parser = Parser(PROGRAM, description=__doc__)
+    parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--export", metavar="DIR", type=Path, required=True, help="folder of exported heads")
     parser.add_argument("--port", metavar="N", type=whole(1, below=65536), default=8000, help="port on 127.0.0.1")
     parser.add_argument("--max-texts", metavar="N", type=whole(1), default=256, help="texts per request, and per call")

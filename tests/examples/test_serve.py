@@ -182,7 +182,7 @@ def test_waiting_requests_share_a_call_and_too_many_are_refused():
 
 def test_errors_of_the_command_are_one_line(tmp_path, capsys, monkeypatch):
     assert serve.main(["--export", str(tmp_path)]) == 2
-    assert "`--export` must be a folder of exported heads. Received:" in capsys.readouterr().err
+    assert "`--export` must be a folder of exported heads that take texts. Received:" in capsys.readouterr().err
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     assert serve.main(["--export", str(tmp_path)]) == 2
