@@ -91,13 +91,12 @@ def run_program(
     """
     name = f"examples.{program}"
     parser = Parser(name, description=description)
-    output = Path("runs", program)
-    parser.add_argument(
-        "--output", type=Path, default=output, metavar="DIR", help=f"folder for the figure (default: {output})"
-    )
-    parser.add_argument("--seed", type=whole(0, below=2**31), default=0, metavar="N", help="random seed (default: 0)")
-    parser.add_argument("--quick", action="store_true", help="a small run that takes seconds")
-    for option, described in (own or {}).items():
+    shared: dict[str, dict[str, Any]] = {
+        "--output": {"type": Path, "default": Path("runs", program), "metavar": "DIR", "help": "folder for the results"},
+        "--seed": {"type": whole(0, below=2**31), "default": 0, "metavar": "N", "help": "random seed (default: 0)"},
+        "--quick": {"action": "store_true", "help": "a small run that takes seconds"},
+    }
+    for option, described in {**shared, **(own or {})}.items():
         parser.add_argument(option, **described)
     options = parser.parse_args(arguments)
     absent = what_to_install(needs)
