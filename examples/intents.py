@@ -22,7 +22,7 @@ import tensorflow as tf
 from examples._command_line import whole
 from examples._orders import draw_requests
 from examples._requests import OPTIONS as FILES
-from examples._requests import Rows, read_files
+from examples._requests import Rows, columns, read_files
 from examples._shared import Session, run_program
 from examples._spans import SpanF1
 from multihead import Head, MultiHeadTrainer, clipping, losses
@@ -118,19 +118,19 @@ class Model:
         intent = tf.reduce_max(tf.where(is_intent, tf.range(len(self.intents)), NO_LABEL), axis=1)
         return inputs, {"slots": tags, "intent": intent}
 
-    def batches(self, rows: Rows, seed: int) -> tf.data.Dataset:
+    def batches(self, rows: Rows, seed: int, size: int = BATCH) -> tf.data.Dataset:
         """Batches of texts of similar length, without end."""
         lengths = [len(row["text"].split()) for row in rows]
         edges = sorted({int(edge) + 1 for edge in np.quantile(lengths, [0.2, 0.4, 0.6, 0.8, 0.95])})
         data = tf.data.Dataset.from_tensor_slices((np.array(lengths, "int32"), columns(rows))).shuffle(len(rows), seed=seed)
-        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [BATCH] * (len(edges) + 1))
+        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [size] * (len(edges) + 1))
         return data.map(lambda length, row: self.data(row), num_parallel_calls=tf.data.AUTOTUNE).prefetch(8)
 
     def fit(self, rows: Rows, updates: int, seed: int, advance: Callable[[], None]) -> None:
         """Trains with a rate that decays to zero; calls `advance` `PARTS` times."""
         steps = -(-updates // PARTS)
-        rate = keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps)
-        self.trainer.compile(keras.optimizers.Adam(rate), clip=clipping.ByGlobalNorm(5.0), telemetry=None)
+        adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps))
+        self.trainer.compile(adam, clip=clipping.ByGlobalNorm(5.0), telemetry=None)
         tell = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: advance())
         self.trainer.fit(self.batches(rows, seed), epochs=PARTS, steps_per_epoch=steps, callbacks=[tell], verbose=0)
 
@@ -154,11 +154,6 @@ class Model:
             "slots": lambda ids: tf.gather(self.tags, ids),
         }
         self.trainer.export(folder, preprocess=self.reader, postprocess=steps)
-
-
-def columns(rows: Rows) -> dict[str, np.ndarray]:
-    """The cells of each column."""
-    return {name: np.array([row[name] for row in rows]) for name in ("text", "tags", "intent")}
 
 
 def body(session: Session) -> None:

@@ -94,7 +94,7 @@ EXPERIMENTS = {
     ),
     "requests": Experiment(
         "Requests to an assistant: the intent and the slots, each alone and together, with all slots or half of them.",
-        requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.details, seeds=3,
+        requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.requests, seeds=3,
         equal_cost=(PLAIN, "NormFloor", *requests.WEIGHTS),
     ),
 }  # fmt: skip
