@@ -51,14 +51,6 @@ def test_on_keras_2_it_says_so_in_one_line(capsys, monkeypatch):
 
 
 @on_keras_3
-def test_a_frozen_encoder_does_not_change_and_is_kept(start, rows, tmp_path):
-    trainer, before, after = trained("frozen", start, rows)
-    assert all(map(np.array_equal, before, after))
-    assert program.trained_parameters(trainer, program.WAYS["frozen"]) == 0
-    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
-
-
-@on_keras_3
 def test_lora_trains_its_adapters_and_is_kept(hub, start, rows, tmp_path):
     trainer, _, _ = trained("LoRA", start, rows, 4)
     inputs = start.tokens(rows[:4])[0]
@@ -82,24 +74,6 @@ def test_lora_trains_its_adapters_and_is_kept(hub, start, rows, tmp_path):
         if variable.path.endswith("bias"):
             variable.assign(weights[variable.path])
     np.testing.assert_allclose(backbone(inputs)[program.POOLED], trainer.encoder(inputs)[program.POOLED], atol=1e-5)
-
-
-@on_keras_3
-@pytest.mark.thorough
-def test_unfrozen_layers_move_the_less_the_lower_and_a_later_head_is_kept_with_the_old_ones(start, rows, tmp_path):
-    trainer, before, after = trained("frozen, then unfrozen", start, rows, 3)
-    assert trainer.stage == 1 and not all(map(np.array_equal, before, after))
-    program.add_haste(trainer, start, start.tokens(rows), 6)
-    assert int(trainer.update_count) == 9 and trainer.stage == 1
-    assert set(program.figures(trainer, start.tokens(rows))) == {"price", "tags", "haste"}
-    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
-
-
-@on_keras_3
-def test_from_scratch_begins_with_other_weights(start):
-    scratch, pretrained = (encoder_of(start.make(each)).model.get_weights() for each in (False, True))
-    again = encoder_of(start.make(True)).model.get_weights()
-    assert all(map(np.array_equal, pretrained, again)) and not all(map(np.array_equal, scratch, pretrained))
 
 
 @on_keras_3
