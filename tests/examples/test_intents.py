@@ -137,6 +137,7 @@ def test_it_learns_and_the_export_takes_texts_in_an_empty_process(trained, tmp_p
     }
 
 
+@pytest.mark.thorough
 def test_without_any_intents_the_slots_are_learned(small):
     rows = [{**row, "intent": ""} for row in ROWS]
     model = intents.Model(rows, rows)

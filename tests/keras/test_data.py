@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 
 import keras
 import numpy as np
@@ -12,7 +11,6 @@ import scipy.sparse
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, callbacks
-from multihead._data.batches import read_iterable
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
@@ -173,12 +171,6 @@ def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, exp
     assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize(("kind", "steps"), [("dataset", 2), ("generator", 1)])
-def test_it_is_so_in_a_graph(expected, kind, steps):
-    assert_same(fitted(make(steps, run_eagerly=False), *KINDS[kind]()), expected(BATCH * steps))
-
-
 class Notes(keras.layers.Layer):
     """Keeps the sum of each batch that it is called with."""
 
@@ -214,37 +206,8 @@ def test_epochs_of_fewer_steps_than_batches_read_what_keras_reads(more, tmp_path
         assert len(ours.seen) == 6
 
 
-def test_checking_labels_under_xla_reads_no_batch_of_a_generator_that_is_not_used():
-    """Such a batch would be lost to the next validation, and what it draws from the global random numbers, too."""
-    made = []
-
-    def endless():
-        while True:
-            made.append(len(made))
-            yield np.ones([2, 3], "float32"), np.ones([2, 1], "float32")
-
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", jit_compile=True, run_eagerly=False)
-    trainer.compute_gradients((np.ones([2, 3], "float32"), {"a": np.ones([2, 1], "float32")}))
-    data = read_iterable(endless(), ["a"])
-    batches = iter(trainer._with_checked_labels(data).x)
-    for _ in range(4):
-        next(batches)
-    time.sleep(0.5)
-    assert len(made) == 4
-
-
 def rows_of(*parts):
     return tf.data.Dataset.from_tensor_slices(parts).batch(1)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("kind", ["generator", "arrays", "dataset", "PyDataset"])
-def test_two_replicas_take_the_same(expected, two_replicas, kind):
-    with two_replicas.scope():
-        trainer = make(1, run_eagerly=False)
-    assert_same(fitted(trainer, *KINDS[kind]()), expected(BATCH))
 
 
 @pytest.mark.filterwarnings("error:`shuffle=True` was passed")  # which Keras 3 says of its own default
@@ -294,18 +257,14 @@ def test_validation_split_is_the_last_part_also_with_accumulation(trainers):
 # ---------------------------------------------------------------------------------------------------------- two heads
 
 
-def two_heads(steps=1):
+@pytest.fixture(scope="module")
+def pair():
+    """A trainer of two heads; the tests set its weights."""
     trainer = MultiHeadTrainer(network()[0])
     for name in ("a", "b"):
         trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps)
+    trainer.compile(keras.optimizers.SGD(0.1))
     return trainer
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    """Trainers of two heads with and without accumulation, built; the tests set their weights."""
-    return {steps: two_heads(steps) for steps in (1, 2)}
 
 
 def fitted_pair(trainer, x, y, **options):
@@ -318,28 +277,18 @@ def fitted_pair(trainer, x, y, **options):
     return tiny.weights_of(trainer)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_heads_that_have_targets_in_some_batches_only(pairs, steps):
+def test_heads_that_have_targets_in_some_batches_only(pair):
     is_first = np.arange(10)[:, None] < BATCH
     missing = {"a": np.where(is_first, Y, np.nan), "b": np.where(is_first, np.nan, Y)}
-    expected = fitted_pair(pairs[steps], X, missing)
+    expected = fitted_pair(pair, X, missing)
     (x1, y1), (x2, y2), (x3, y3) = batches(X, Y)
     given = [(x1, {"a": y1}), (x2, {"b": y2}), (x3, {"b": y3})]
     for kind in (generator, Batches):
-        assert_same(fitted_pair(pairs[steps], kind(given), None), expected)
+        assert_same(fitted_pair(pair, kind(given), None), expected)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_sample_weights_of_some_heads(pairs, steps):
-    targets = {"a": Y, "b": -Y}
-    expected = fitted_pair(pairs[steps], X, targets, sample_weight={"a": W, "b": np.ones(10)})
-    assert_same(fitted_pair(pairs[steps], X, targets, sample_weight={"a": W}), expected)
-
-
-def test_targets_that_are_none_are_absent(pairs):
-    trainer = pairs[1]
+def test_targets_that_are_none_are_absent(pair):
+    trainer = pair
     assert set(trainer.evaluate(X, {"a": Y, "b": None}, verbose=0, return_dict=True)) == {"loss", "a_loss"}
     with pytest.raises(ValueError, match="head 'b' has none in the data"):
         trainer.fit(X, {"a": Y, "b": None})
@@ -387,18 +336,6 @@ def test_ragged_and_sparse_inputs(options):
         weights.append(tiny.weights_of(trainer))
     for each in weights[1:]:
         assert_same(each, weights[0])
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_lists_of_inputs(steps):
-    inputs = [keras.Input([2]), keras.Input([1])]
-    hidden = keras.layers.Concatenate()(inputs)
-    trainer = MultiHeadTrainer(keras.Model(inputs, network()[0](hidden)))
-    trainer.add_head("size", keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps)
-    trainer.fit([X[:, :2], X[:, 2:]], Y, verbose=0, batch_size=BATCH)
-    assert trainer.predict([X[:, :2].tolist(), X[:, 2:]], verbose=0)["size"].shape == (10, 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
@@ -494,19 +431,11 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors_name_what_was_passed_before_anything_is_trained(pairs, case, steps):
+def test_errors_name_what_was_passed_before_anything_is_trained(pair, case):
     make_data, options, message = ERRORS[case]
-    before = int(np.array(pairs[steps].update_count))
+    before = int(np.array(pair.update_count))
     x, y = make_data()
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
-        pairs[steps].fit(x, y, verbose=0, **options)
-    assert int(np.array(pairs[steps].update_count)) == before
-
-
-@pytest.mark.thorough
-def test_a_head_that_comes_late_in_a_generator_is_an_error(pairs):
-    given = [(X, {"a": Y})] * 70 + [(X, {"b": Y})]
-    with pytest.raises(Exception, match="must have targets for 'b' in one of its first 64 batches"):
-        pairs[1].evaluate(generator(given), verbose=0)
+        pair.fit(x, y, verbose=0, **options)
+    assert int(np.array(pair.update_count)) == before

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, callbacks
+from multihead import MultiHeadTrainer
 from tests.helpers import every_layer
 
 BATCH = every_layer.BATCH
@@ -213,17 +213,6 @@ def test_frozen_layers_keep_every_bit(trained):
     assert {place for place, _ in differing(before, after, exactly=True)} <= {"shared"}
 
 
-@pytest.mark.thorough
-def test_a_run_with_layers_is_resumed(trained, tmp_path):
-    cases, found = trained[0].cases, {}
-    for name, epochs in (("whole", [2]), ("resumed", [1, 2])):
-        for number in epochs:
-            net, checkpoint = built(cases), callbacks.Checkpoint(str(tmp_path / name))
-            fit(trainer_of(net, run_eagerly=True), net, batches=1, epochs=number, callbacks=[checkpoint])
-        found[name] = net.values
-    assert differing(found["whole"], found["resumed"], exactly=True) == []
-
-
 # ------------------------------------------------------------------------------------------------------ wrappers
 
 
@@ -244,4 +233,3 @@ def test_wrapped_layers_train_as_in_keras_and_live_as_others_do(wrapper, tmp_pat
         test_layers_are_exported(trained, folder)
         test_layers_are_saved_and_loaded(trained, folder)
         test_frozen_layers_keep_every_bit(trained)
-        test_a_run_with_layers_is_resumed(trained, folder)

@@ -205,55 +205,6 @@ def test_inputs_are_named_by_their_keys(tmp_path):
         trainer.export(tmp_path / "z", "y", inputs=same_name)
 
 
-@pytest.mark.thorough
-def test_exporting_changes_nothing(tmp_path):
-    def train(export):
-        keras.utils.set_random_seed(0)
-        trainer = words_trainer(run_eagerly=False)
-        if export:
-            before = tiny.values(trainer.variables)
-            trainer.export(tmp_path / "price", "price")
-            assert all(np.array_equal(a, b) for a, b in zip(before, tiny.values(trainer.variables), strict=True))
-        counts, labels = counts_of(TEXTS), np.array([0, 1, 2, 0])
-        trainer.fit(counts, {"price": labels, "letter": labels}, verbose=0)
-        return tiny.values(trainer.variables)
-
-    for with_export, without in zip(train(True), train(False), strict=True):
-        np.testing.assert_array_equal(with_export, without)
-
-
-@pytest.mark.thorough
-def test_heads_trained_on_two_replicas(two_replicas, tmp_path):
-    with two_replicas.scope():
-        trainer = tiny.trainer(heads=("price",))
-    inputs, targets = tiny.data(8)
-    trainer.fit(inputs, {"price": targets["price"]}, verbose=0)
-    trainer.export(tmp_path / "price", "price")
-    exported = tf.saved_model.load(str(tmp_path / "price")).signatures["serving_default"]
-    np.testing.assert_allclose(
-        exported(tf.constant(inputs))["price"], trainer.predict(inputs, verbose=0)["price"], rtol=1e-6
-    )
-
-
-def test_no_kernel_for_graphics_cards_alone(tmp_path, monkeypatch):
-    recurrent = pytest.importorskip("keras.src.backend.tensorflow.rnn", reason="Keras 2 chooses the kernel at run time")
-    trainer = MultiHeadTrainer(keras.layers.GRU(3))
-    trainer.add_head("y", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd")
-    trainer.compute_gradients((np.ones([2, 3, 1], "float32"), np.ones([2, 1], "float32")))
-    monkeypatch.setattr(recurrent, "_is_gpu_available", lambda: True)
-
-    def operations(graph):
-        return {node.op for function in graph.as_graph_def().library.function for node in function.node_def}
-
-    traced = tf.function(trainer.encoder).get_concrete_function(tf.TensorSpec([None, 3, 1]))
-    assert "CudnnRNNV3" in {node.op for node in traced.graph.as_graph_def().node}
-    trainer.export(tmp_path / "y", "y")
-    exported = tf.saved_model.load(str(tmp_path / "y")).signatures["serving_default"]
-    assert "MatMul" in operations(exported.graph) and "CudnnRNNV3" not in operations(exported.graph)
-    assert trainer.encoder.use_cudnn == "auto"
-
-
 WRONG = {
     "head": (
         {"heads": "prize"},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
-import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, losses
@@ -36,22 +34,3 @@ def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     tiny.fit_once(trainer, inputs, {"echo": targets["tag"], "price": targets["price"]})
     predictions = trainer.predict(inputs, verbose=0, batch_size=3)
     assert predictions["echo"].shape == (8, 6) and predictions["price"].shape == (8, 3)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("options", [{"micro_batches": 3, "gradient_accumulation_steps": 2}, {"micro_batches": 9}])
-def test_batch_normalization_and_dropout_work_in_micro_batches(options):
-    encoder = keras.Sequential(
-        [keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5)]
-    )
-    trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("a", keras.Sequential([keras.layers.Dropout(0.2), keras.layers.Dense(1)]), "mse")
-    trainer.add_head("b", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", balancer="UPGrad", **options)
-    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
-    y = {"a": x[:, :1], "b": x[:, 1:2]}
-    trainer.fit(x, y, batch_size=5, verbose=0, shuffle=False)
-    for value in tiny.values(trainer.encoder.weights):
-        assert np.isfinite(value).all()  # micro-batches without examples are left out
-    moved = tiny.values(encoder.layers[1].non_trainable_variables)
-    assert np.abs(moved[0]).max() > 0

@@ -137,18 +137,6 @@ def test_a_frozen_encoder_keeps_every_bit_and_has_no_backward_pass(options):
     assert trainer.stage == 2
 
 
-def test_a_head_is_frozen_without_slowing_the_others():
-    trainer = trainer_of(1.0, learning_rate=0)
-    trainer.compute_gradients((X, Y))
-    head = trainer.heads["a"].module
-    before = tiny.values([*head.variables, *slots_of(trainer, head.variables)])
-    encoder = tiny.values(trainer.encoder.variables)
-    fit(trainer)
-    for a, b in zip(before, tiny.values([*head.variables, *slots_of(trainer, head.variables)]), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(encoder[0], tiny.values(trainer.encoder.variables)[0])
-
-
 def test_frozen_normalization_runs_in_inference_mode():
     trainer = trainer_of(ByPath({"low|normalization": 0}), normalized=True)
     trainer.compute_gradients((X, Y))
@@ -199,51 +187,6 @@ def test_a_custom_loop_is_traced_for_each_stage():
         step(0)
     pairs = trainer.compute_gradients((X, Y))
     assert all(gradient is not None for gradient, _ in pairs)
-
-
-def test_averages_of_variables_are_of_the_scaled_steps():
-    """By hand: SGD of the rate 0.1 * 0.5, and its exponential moving average; what is frozen is its own average."""
-    trainer = trainer_of(ByPath({"low": 0, "high": 0.5}), keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
-    trainer.compute_gradients((X, Y))
-    low, high = trainer.encoder.low.dense.kernel, trainer.encoder.high.dense.kernel
-    average, value = None, tiny.values([high])[0]
-    for number in range(3):
-        pairs = trainer.compute_gradients((X, Y))
-        gradient = next(g for g, v in pairs if tiny.tensor_variable(v) is tiny.tensor_variable(high))
-        new = value - 0.05 * np.asarray(gradient)
-        first = new if keras.__version__ >= "3" else (value + new) / 2
-        average = first if number == 0 else (average + new) / 2
-        value = new
-        assert trainer.apply_gradients(pairs)
-        np.testing.assert_allclose(tiny.values([high])[0], value, atol=1e-6)
-    np.testing.assert_allclose(tiny.values(slots_of(trainer, [high]))[0], average, atol=1e-6)
-    np.testing.assert_array_equal(tiny.values(slots_of(trainer, [low]))[0], tiny.values([low])[0])
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
-def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
-    """The step of a factor of 0.5 is half the step of 1; an update whose gradients overflow is skipped whole."""
-    keras.mixed_precision.set_global_policy(policy)
-    steps, options = [], {"jit_compile": True} if policy == "float32" else {}
-    for rate in (1.0, 0.5):
-        optimizer = keras.optimizers.SGD(0.1)
-        if policy == "mixed_float16":
-            optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
-        trainer = trainer_of(rate, optimizer, learning_rate=lambda step: 0.5, **options)
-        trainer.compute_gradients((X, Y))
-        before = tiny.values(trainer.encoder.variables)
-        trainer.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-        after = tiny.values(trainer.encoder.variables)
-        steps.append([b - a for a, b in zip(before, after)])
-        if policy == "mixed_float16":
-            broken = {**Y, "a": np.full_like(Y["a"], 1e30)}
-            with pytest.warns(RuntimeWarning, match="skipped because a loss or gradient was not finite"):
-                trainer.fit(X, broken, batch_size=8, shuffle=False, verbose=0)
-            for a, b in zip(after, tiny.values(trainer.encoder.variables), strict=True):
-                np.testing.assert_array_equal(a, b)
-    for whole, half in zip(*steps, strict=True):
-        np.testing.assert_allclose(half, whole / 2, atol=2e-7)
 
 
 @pytest.mark.first_cases(1)

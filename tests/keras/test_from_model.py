@@ -165,14 +165,6 @@ def test_a_skip_connection_over_the_boundary_and_an_input_of_one_head_are_part_o
     assert set(trainer.encoder.output) == {"trunk", "one", "other"}
 
 
-def test_an_output_that_another_output_reads():
-    inputs, hidden = trunk()
-    a = layers.Dense(1, name="a")(hidden)
-    b = layers.Dense(1, name="b")(layers.Concatenate()([hidden, a]))
-    trainer = assert_same(keras.Model(inputs, [a, b]), normal(6))
-    assert set(trainer.encoder.output) == {"trunk", "a"}
-
-
 def test_a_layer_that_two_outputs_share_and_one_that_encoder_and_head_share():
     inputs, hidden = trunk(6)
     shared, twice = layers.Dense(2, name="shared"), layers.Dense(6, name="twice", activation="tanh")
@@ -235,37 +227,6 @@ def test_models_of_keras_with_two_heads(name):
     images = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
     assert_same(model, images, optimizer=keras.optimizers.SGD(1e-3))
     keras.backend.clear_session()  # or the models of all tests stay in memory
-
-
-def test_the_guide_to_the_functional_api_rebuilt():
-    """Tickets with a title, a text and tags: a priority and a department."""
-    title, body = (keras.Input((None,), dtype="int32", name=name) for name in ("title", "body"))
-    tags = keras.Input((4,), name="tags")
-    words = layers.Embedding(20, 6)
-    features = layers.concatenate([layers.LSTM(5)(words(title)), layers.LSTM(4)(layers.Embedding(20, 6)(body)), tags])
-    outputs = {
-        "priority": layers.Dense(1, name="priority")(features),
-        "department": layers.Dense(3, name="department")(features),
-    }
-    model = keras.Model([title, body, tags], outputs)
-    rng = np.random.default_rng(0)
-    ids = [rng.integers(0, 20, (NUM_EXAMPLES, length)).astype("int32") for length in (4, 7)]
-    targets = {
-        "priority": rng.integers(0, 2, (NUM_EXAMPLES, 1)).astype("float32"),
-        "department": np.eye(3, dtype="float32")[rng.integers(0, 3, NUM_EXAMPLES)],
-    }
-    assert_same(
-        model,
-        [*ids, normal(4)],
-        targets,
-        tolerance=1e-5,
-        optimizer=keras.optimizers.SGD(0.1),
-        loss={
-            "priority": keras.losses.BinaryCrossentropy(from_logits=True),
-            "department": keras.losses.CategoricalCrossentropy(from_logits=True),
-        },
-        loss_weights={"priority": 1.0, "department": 0.2},
-    )
 
 
 # ------------------------------------------------------------------------------------------- what was compiled

@@ -105,23 +105,6 @@ def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
         assert ours.stopped_epoch == keras_own.stopped_epoch and ours.best["price"] == keras_own.best
 
 
-@pytest.mark.thorough
-def test_with_one_head_it_restores_what_early_stopping_restores():
-    runs = []
-    for callback in (
-        HeadEarlyStopping(patience=3),
-        keras.callbacks.EarlyStopping("val_price_loss", mode="min", patience=3, restore_best_weights=True),
-    ):
-        model = trainer(["price"], rate=0.1)
-        data = {"y": {"price": TARGETS["price"]}, "validation_data": (DEV, {"price": DEV_TARGETS["price"]})}
-        history = fit(model, [callback], **data)
-        runs.append((history.epoch, tiny.weights_of(model)))
-    (epochs, weights), (keras_epochs, keras_weights) = runs
-    assert epochs == keras_epochs and 4 < len(epochs) < 40
-    for a, b in zip(weights, keras_weights, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 METRICS = [{"val_price_accuracy": a, "val_size_loss": b} for a, b in ((0.5, 2.0), (0.9, 2.2), (0.6, 1.0), (0.6, 1.5))]
 
 
@@ -178,14 +161,6 @@ def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fres
     assert callback.idle_heads == ["price"] and callback.best_score == max(history.history["val_score"])
     evaluated = model.evaluate(DEV, {"price": DEV_TARGETS["price"]}, verbose=0, return_dict=True)["price_loss"]
     assert evaluated == pytest.approx(min(history.history["val_price_loss"]))
-
-
-def test_an_idle_head_that_is_monitored_in_training_keeps_its_figure(fresh):
-    model = fresh(0.3)
-    callback = HeadEarlyStopping({"price": "price_loss", "size": "size_loss"}, patience=1, min_delta={"size": 100.0})
-    history = fit(model, [callback], epochs=6).history
-    assert callback.idle_heads[0] == "size" and np.isnan(history["size_loss"][3]) and np.isfinite(history["score"]).all()
-    assert history["score"][3] == pytest.approx(-(history["price_loss"][3] + history["size_loss"][1]) / 2)
 
 
 def test_nothing_to_monitor_is_said_before_training(one):

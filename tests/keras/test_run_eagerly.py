@@ -84,20 +84,6 @@ def test_an_encoder_whose_python_depends_on_values_trains_as_by_hand(data):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.thorough
-def test_it_is_built_by_each_way_to_use_it():
-    options = {"verbose": 0, "batch_size": 4}
-    assert trainer_on(ByValue(), balancer="UPGrad", gradient_accumulation_steps=2).fit(X, Y, **options).history[
-        "a_updates"
-    ] == [2.0]
-    split = {"balancer": "UPGrad", "balance_at": "parameters", "micro_batches": 3}
-    assert np.isfinite(trainer_on(ByValue(), **split).fit(X, Y, **options).history["loss"]).all()
-    assert np.isfinite(trainer_on(ByValue()).evaluate(X, Y, **options)).all()
-    trainer = trainer_on(ByValue())
-    assert isinstance(trainer.diagnose(list(batches())).suggestion, dict)
-    assert np.isfinite(trainer_on(ByValue()).train_on_batch(X, Y)).all()
-
-
 def test_it_is_saved_and_loaded(tmp_path):
     trainer = trainer_on(ByValue())
     trainer.fit(X, Y, verbose=0)
@@ -130,18 +116,3 @@ def test_a_loss_whose_python_depends_on_values():
         logged = trainer.evaluate(X, sign * y, verbose=0)
         loss = np.mean(np.abs(trainer.predict(X, verbose=0)["a"] - sign * y) ** power)
         np.testing.assert_allclose(logged[0] if isinstance(logged, list) else logged, loss, rtol=1e-5)
-
-
-def test_spectral_normalization_and_recurrent_state_start_as_without_a_build():
-    """The pass that builds uses up no state; Keras 2 runs spectral normalization eagerly only."""
-    encoder = keras.Sequential([keras.layers.SpectralNormalization(keras.layers.Dense(4))])
-    assert np.isfinite(trainer_on(encoder).fit(X, Y, verbose=0).history["loss"]).all()
-    recurrent = keras.layers.LSTM(3, stateful=True)
-    trainer = trainer_on(recurrent)
-    trainer.compute_gradients((X[:4, :, None], {name: y[:4] for name, y in Y.items()}))
-    after = [np.array(tf.convert_to_tensor(tiny.tensor_variable(state))) for state in recurrent.states]
-    for state in recurrent.states:
-        state.assign(tf.zeros_like(tiny.tensor_variable(state)))
-    recurrent(X[:4, :, None])
-    for state, value in zip(recurrent.states, after, strict=True):
-        np.testing.assert_allclose(np.array(tf.convert_to_tensor(tiny.tensor_variable(state))), value, rtol=1e-5)

@@ -196,21 +196,6 @@ def test_weights_of_an_earlier_epoch_leave_one_count_of_updates():
     assert int(small(optimizer=None).update_count) == 0
 
 
-@pytest.mark.parametrize("path", ["trainer.h5", "trainer", "trainer.tf"])
-def test_other_formats_are_refused(path, tmp_path):
-    with pytest.raises(ValueError, match="`filepath` must end in '.keras'"):
-        small().save(tmp_path / path)
-
-
-def test_json():
-    trainer = small()
-    if keras.__version__ < "3":
-        with pytest.raises(NotImplementedError, match="Use `save`"):
-            trainer.to_json()
-    else:
-        assert list(keras.models.model_from_json(trainer.to_json()).heads) == ["a", "b"]
-
-
 def test_weights_of_a_trainer_that_was_compiled_again_are_saved_and_loaded(tmp_path):
     saved, loaded = small(), small()
     for trainer in (saved, loaded):
