@@ -16,7 +16,7 @@ pytestmark = pytest.mark.first_cases(3)  # the others are thorough
 layers = keras.layers
 NUM_EXAMPLES = 16
 # Keras 3 compiles predictions by XLA, which rounds one graph in another way than two halves of it.
-PLAIN = {"jit_compile": False}
+PLAIN = {"jit_compile": False, "run_eagerly": True}
 
 
 def by_name(trainer, outputs):
@@ -140,13 +140,11 @@ def test_generated_graphs(seed):
     assert_same(model, inputs if len(inputs) > 1 else inputs[0], tolerance=2e-6)
 
 
-@pytest.mark.parametrize("structure", ["list", "tuple", "dict", "nested dict", "nested list"])
+@pytest.mark.parametrize("structure", ["dict", "nested dict", "nested list"])
 def test_every_structure_of_outputs(structure):
     inputs, hidden = trunk()
     a, b, c = (layers.Dense(1, name=name)(hidden) for name in ("a", "b", "c"))
     outputs = {
-        "list": [a, b, c],
-        "tuple": (a, b, c),
         "dict": {"z": a, "y": b, "x": c},
         "nested dict": {"z": a, "inner": {"p": b, "q": c}},
         "nested list": [a, [b, c]],
@@ -239,17 +237,13 @@ def three_outputs():
 
 KERAS_2 = keras.__version__ < "3"
 FORMS = {
-    "one loss": {"loss": "mse"},
-    "a class": {"loss": keras.losses.Huber()},
-    "a function": {"loss": keras.losses.mean_absolute_error},
-    "a list": {"loss": ["mse", "mae", keras.losses.Huber()]},
+    "one loss": {"loss": keras.losses.Huber()},
+    "a list": {"loss": ["mse", keras.losses.mean_absolute_error, keras.losses.Huber()]},
     "a dict": {"loss": {"a": "mse", "b": "mae", "c": "log_cosh"}},
-    "weights in a list": {"loss": ["mse", "mse", "mae"], "loss_weights": [1.0, 0.5, 2.0]},
     "weights in a dict": {"loss": dict.fromkeys("abc", "mse"), "loss_weights": {"a": 0.1, "b": 0.2, "c": 3.0}},
     "metrics in a dict": {"loss": "mse", "metrics": {"a": "mae", "c": ["mse", keras.metrics.MeanAbsoluteError(name="m")]}},
     "lists of metrics": {"loss": "mse", "metrics": [["mae"], [], ["mse", "mae"]]},
     "weighted metrics": {"loss": "mse", "metrics": {"b": ["mae"]}, "weighted_metrics": {"a": ["mae"]}},
-    "a list of one metric for each output": {"loss": "mse", "metrics": ["mae", "mse", "cosine_similarity"]},
     **(
         {"metrics for all": {"loss": "mse", "metrics": ["mae", "mse"]}, "one metric": {"loss": "mse", "metrics": "mae"}}
         if KERAS_2

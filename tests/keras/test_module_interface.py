@@ -20,9 +20,7 @@ class TimesStep(keras.layers.Dense):
         return super().call(inputs) * factor
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"micro_batches": 2}, {"gradient_accumulation_steps": 2}, {"balancer": "UPGrad"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
 def test_the_step_is_the_number_of_updates(options):
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     trainer.add_head("a", TimesStep(1, use_bias=False), "mae")
@@ -53,8 +51,7 @@ class Tokens(keras.layers.Layer):
         return [(falls, "not fall", "Sort them.")]
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("form", ["arrays", "dataset", "one batch"])
+@pytest.mark.parametrize(("form", "jit_compile"), [("arrays", True), ("dataset", False), ("one batch", False)])
 def test_rules_of_a_module(form, jit_compile):
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     trainer.add_head("a", Tokens(), losses.SequenceCrossentropy(padding_id=4), ignore_label=-1)
