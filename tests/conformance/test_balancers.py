@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import balancing
 from tests.helpers import balancing_reference, reference, tiny
 from tests.helpers.balancers import ALL, make
 from tests.helpers.cases import quick
@@ -38,18 +37,6 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
         scale = max(np.abs(g).max() for _, g in pairs)
         errors.append(max(np.abs(tf.convert_to_tensor(a) - g).max() for a, g in pairs) / scale)
     assert min(errors) < 2e-6
-
-
-@pytest.mark.thorough
-def test_norm_budget_holds_in_the_logs():
-    batch = tiny.data(16)
-    trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
-    free = tiny.shared("adam")
-    assert tiny.fit_once(free, *batch).history["size_share"][0] > 0.3
-    history = tiny.fit_once(trainer, *batch, epochs=3).history
-    assert max(history["size_share"]) <= 0.2 + 1e-5
-    shares = [sum(history[f"{name}_share"][i] for name in trainer.heads) for i in range(3)]
-    np.testing.assert_allclose(shares, 1, atol=1e-5)
 
 
 def one_of_each_kind_first():

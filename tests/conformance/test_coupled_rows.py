@@ -98,18 +98,6 @@ def test_accumulated_batches_add_their_sums_and_counts(name):
     assert_step(trainer, data.apply(tf.data.experimental.assert_cardinality(2)), parts, coupled.COUPLED[name], "a_loss")
 
 
-@pytest.mark.parametrize("name", quick(1, ["cox", "pairs"]))
-@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eagerly", "xla"])
-def test_eagerly_and_by_xla(name, options):
-    x, y, labelled, _ = coupled.data(name)
-    data = tf.data.Dataset.from_tensors((x, {"a": y}))
-    if "jit_compile" not in options:
-        assert_step(built(name, options), data, [(x, y, labelled)], coupled.COUPLED[name])
-        return
-    with pytest.raises(ValueError, match="`jit_compile` must be False for head 'a'.*Received: the loss.*one value"):
-        built(name, options).fit(data, verbose=0)
-
-
 def test_rows_without_labels_and_batches_without_any():
     x, y, _, _ = coupled.data("cox")
     trainer = built("cox")
@@ -197,30 +185,6 @@ def test_a_module_that_compares_rows(module, reads_labels):
     np.testing.assert_allclose(found["a_mean_absolute_error"], errors.mean(), rtol=2e-5)
 
 
-def test_masks_and_what_belongs_to_no_row_pass_through():
-    class Encoder(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(6)
-            self.anchors = self.add_weight(shape=(7, 6), initializer="ones", name="anchors")
-
-        def call(self, x):
-            return {"rows": self.dense(x), "anchors": tf.convert_to_tensor(self.anchors) * 1.0}
-
-    class Head(keras.layers.Layer):
-        def call(self, h):
-            return tf.reduce_sum(h["rows"][:, None] * h["anchors"][None], axis=[1, 2])[:, None]
-
-    x, y, labelled, _ = coupled.data("cox")
-    trainer = MultiHeadTrainer(Encoder())
-    trainer.add_head("a", Head(), coupled.cox, couples_rows=True)
-    trainer.compile("sgd")
-    trainer.fit(x, {"a": y}, verbose=0)
-    found = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
-    values = coupled.cox(tf.constant(y[labelled]), Head()(trainer.encoder(tf.constant(x[labelled]))))
-    np.testing.assert_allclose(found["a_loss"], tf.reduce_mean(values), rtol=2e-5)
-
-
 def gaussian(y, p):
     mean, deviation = tf.split(p, 2, axis=-1)
     return tf.reduce_sum(((y - mean) * tf.exp(-deviation)) ** 2 / 2 + deviation, axis=-1)
@@ -296,6 +260,42 @@ def test_a_loss_of_independent_rows_is_accepted(loss, steps, width):
     assert np.isfinite(trainer.fit(x, {"a": y}, verbose=0).history["loss"]).all()
 
 
+def test_it_is_saved(tmp_path):
+    keras.saving.register_keras_serializable("coupled")(coupled.cox)
+    x, y, labelled, _ = coupled.data("cox")
+    trainer = built("cox")
+    trainer.fit(x, {"a": y}, verbose=0)
+    trainer.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (trainer, loaded):
+        each.fit(x, {"a": y}, verbose=0)
+    np.testing.assert_allclose(*(tiny.values(variables_of(each))[0] for each in (trainer, loaded)), atol=1e-6)
+
+
+def test_masks_and_what_belongs_to_no_row_pass_through():
+    class Encoder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(6)
+            self.anchors = self.add_weight(shape=(7, 6), initializer="ones", name="anchors")
+
+        def call(self, x):
+            return {"rows": self.dense(x), "anchors": tf.convert_to_tensor(self.anchors) * 1.0}
+
+    class Head(keras.layers.Layer):
+        def call(self, h):
+            return tf.reduce_sum(h["rows"][:, None] * h["anchors"][None], axis=[1, 2])[:, None]
+
+    x, y, labelled, _ = coupled.data("cox")
+    trainer = MultiHeadTrainer(Encoder())
+    trainer.add_head("a", Head(), coupled.cox, couples_rows=True)
+    trainer.compile("sgd")
+    trainer.fit(x, {"a": y}, verbose=0)
+    found = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
+    values = coupled.cox(tf.constant(y[labelled]), Head()(trainer.encoder(tf.constant(x[labelled]))))
+    np.testing.assert_allclose(found["a_loss"], tf.reduce_mean(values), rtol=2e-5)
+
+
 def test_trying_out_leaves_variables_and_global_random_numbers_alone():
     calls = tf.Variable(0, trainable=False)
 
@@ -309,15 +309,3 @@ def test_trying_out_leaves_variables_and_global_random_numbers_alone():
     trainer.compute_gradients((x, {"a": np.ones((8, 1), "float32")}))
     np.testing.assert_array_equal(np.random.get_state()[1], before)
     assert int(calls) == 1
-
-
-def test_it_is_saved(tmp_path):
-    keras.saving.register_keras_serializable("coupled")(coupled.cox)
-    x, y, labelled, _ = coupled.data("cox")
-    trainer = built("cox")
-    trainer.fit(x, {"a": y}, verbose=0)
-    trainer.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    for each in (trainer, loaded):
-        each.fit(x, {"a": y}, verbose=0)
-    np.testing.assert_allclose(*(tiny.values(variables_of(each))[0] for each in (trainer, loaded)), atol=1e-6)

@@ -109,15 +109,6 @@ def test_it_trains_as_in_keras_and_its_user_is_told_once(names, options):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_alone_it_leaves_the_encoder_as_it_is(tmp_path):
-    model = trainer(("tag",))
-    before = tiny.values(model.encoder.weights)
-    with pytest.warns(UserWarning, match=WARNING):
-        history = fit(model, ("tag",), epochs=3)
-    assert all(np.array_equal(a, b) for a, b in zip(before, tiny.values(model.encoder.weights), strict=True))
-    assert history["loss"][-1] < history["loss"][0]
-
-
 def test_diagnose_says_so():
     model = trainer()
     with pytest.warns(UserWarning, match=WARNING):

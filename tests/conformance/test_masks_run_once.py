@@ -107,15 +107,3 @@ def test_a_state_advances_once_per_batch(kind, eagerly):
         np.testing.assert_allclose(network.values, alone.values, rtol=1e-5)
         assert np.any(network.values[0]) and np.any(network.values[1])
     assert trainer._built.spec.predictions[0].masked
-
-
-@pytest.mark.thorough
-def test_a_state_advances_once_per_batch_in_each_replica(two_replicas):
-    with two_replicas.scope():
-        normalization, embedding = keras.layers.BatchNormalization(), keras.layers.Embedding(9, 3, mask_zero=True)
-        encoder = Chain(embedding, normalization, keras.layers.Dropout(0.5))
-        trainer = MultiHeadTrainer(encoder)
-        trainer.add_head("a", keras.layers.Dense(1), "mse")
-        trainer.compile("sgd")
-    history = trainer.fit(np.tile(TOKENS, (2, 1)), {"a": np.tile(Y, (2, 1, 1))}, batch_size=4, verbose=0).history
-    assert np.isfinite(history["loss"]).all() and trainer._built.spec.predictions[0].masked

@@ -5,9 +5,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from multihead import MultiHeadTrainer, clipping
+from multihead import clipping
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 
@@ -45,26 +44,6 @@ def test_mixed_precision_makes_the_same_updates(compiled, policy, tolerance):
     assert hasattr(trainer.optimizer, "inner_optimizer") == (policy == "mixed_float16")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("compiled", COMPILED)
-def test_variables_of_another_precision_are_updated_in_it(compiled):
-    batch, changes, start = tiny.data(8, seed=3), {}, None
-    for policy in ("float32", "float16", "float64"):
-        keras.mixed_precision.set_global_policy(policy)
-        trainer = tiny.trainer(keras.optimizers.SGD(1.0), balancer="EqualNorms", **COMPILED[compiled])
-        trainer.compute_gradients(batch)  # builds
-        variables = [tiny.tensor_variable(variable) for variable in trainer._built.spec.network.variables.all]
-        start = start or tiny.values(variables)
-        for variable, value in zip(variables, start, strict=True):
-            variable.assign(value.astype(policy))
-        assert bool(trainer.apply_gradients(trainer.compute_gradients(batch)))
-        assert all(variable.dtype == policy for variable in variables)
-        changes[policy] = [value - old for value, old in zip(tiny.values(variables), start, strict=True)]
-    for policy, tolerance in (("float16", 5e-3), ("float64", 1e-5)):
-        for one, other in zip(changes[policy], changes["float32"], strict=True):
-            np.testing.assert_allclose(one, other, atol=tolerance)
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["float16", "float64"])
 def test_a_method_that_combines_gradients_does_so_in_any_precision(policy):
@@ -90,33 +69,3 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     from multihead._ground.optimizers import loss_scale
 
     assert float(loss_scale(trainer.optimizer)) == scale / 4
-
-
-@pytest.mark.thorough
-def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
-    def broken(y_true, y_pred):
-        return y_pred[:, 0] * tf.where(y_true[:, 0] > 5, float("inf"), 1.0)
-
-    encoder = keras.layers.Dense(3, activation="tanh")
-    trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("good", keras.layers.Dense(1), "mse")
-    trainer.add_head("bad", keras.layers.Dense(1, name="bad_dense"), broken)
-    trainer.compile(keras.optimizers.Adam(0.1, use_ema=True), balancer="UPGrad", balance_every=2)
-    inputs = np.ones((4, 2), "float32")
-    fine = {"good": np.ones((4, 1), "float32"), "bad": np.ones((4, 1), "float32")}
-    trainer.fit(inputs, fine, verbose=0)
-    state = lambda: tiny.values(
-        [
-            *trainer._built.spec.network.variables.all,
-            *trainer.optimizer.variables,
-            *trainer.balancer.variables,
-            trainer.update_count,
-        ]
-    )  # noqa: E731
-    before = state()
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.*'bad'.*bad_dense"):
-        history = trainer.fit(inputs, {**fine, "bad": 9 * fine["bad"]}, verbose=0).history
-    assert history["skipped_updates"] == [1.0]
-    for old, new in zip(before, state(), strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert trainer.fit(inputs, fine, verbose=0).history["skipped_updates"] == [0.0]

@@ -60,22 +60,3 @@ def test_sample_weights_and_missing_labels_follow_the_formula():
     for gradient, variable in zip(made.gradients(batches, weights)[0], made.variables):
         got = tf.convert_to_tensor(actual[id(tiny.tensor_variable(variable))])
         np.testing.assert_allclose(got, gradient, atol=1e-6)
-
-
-@pytest.mark.thorough
-def test_evaluation_is_exact_over_ragged_batches_and_missing_heads():
-    inputs, targets = tiny.data(13)
-    trainer = tiny.trainer("adam", metrics=True)
-    tiny.fit_once(trainer, inputs, targets)
-    whole = trainer.evaluate(inputs, targets, batch_size=13, verbose=0, return_dict=True)
-    parts = trainer.evaluate(inputs, targets, batch_size=4, verbose=0, return_dict=True)
-    for name in whole:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5, err_msg=name)
-    predictions = trainer.predict(inputs, verbose=0)["price"]
-    labelled = targets["price"] >= 0
-    np.testing.assert_allclose(
-        whole["price_accuracy"], np.mean(predictions.argmax(1)[labelled] == targets["price"][labelled]), rtol=1e-6
-    )
-    only = trainer.evaluate(inputs, {"price": targets["price"]}, verbose=0, return_dict=True)
-    assert set(only) == {"loss", "price_loss", "price_accuracy"}
-    np.testing.assert_allclose(only["loss"], tiny.WEIGHTS["price"] * only["price_loss"], rtol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead._ground.keras import KERAS_3, tensor_variable
+from multihead._ground.keras import tensor_variable
 from tests.helpers import tiny
 
 pytestmark = pytest.mark.first_cases(3)  # the others are thorough
@@ -116,23 +116,6 @@ def test_one_that_nobody_trains_is_refused(reading, eagerly):
     trainer = trainer_of(encoder, heads, loss, run_eagerly=eagerly)
     with pytest.raises(ValueError, match="(?s)The loss of head 'a' must read no.*, which reads '.*weights of the module"):
         trainer.fit(X, Y, verbose=0)
-
-
-def test_a_variable_of_keras_is_refused():
-    encoder, *heads = modules()
-    value = keras.Variable(0.0, name="log_variance") if KERAS_3 else keras.backend.variable(0.0, name="log_variance")
-    with pytest.raises(ValueError, match="log_variance"):
-        trainer_of(encoder, heads, by_closure(value)).compute_gradients((X, Y))
-
-
-def test_it_is_refused_with_scaled_targets():
-    encoder, *heads = modules()
-    value = tf.Variable(0.0, name="log_variance")
-    trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("a", heads[0], by_closure(value), target_scaling="standardize")
-    trainer.compile("sgd")
-    with pytest.raises(ValueError, match="log_variance"):
-        trainer.fit(X, {"a": Y["a"]}, verbose=0)
 
 
 def frozen():

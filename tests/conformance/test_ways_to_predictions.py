@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, losses
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, TransformerDecoder, TransformerEncoder
-from tests.helpers.cases import pairwise, quick
 
 pytestmark = pytest.mark.first_cases(3)  # the others are thorough
 
@@ -148,7 +149,8 @@ def least(*policies):
 
 
 @pytest.mark.filterwarnings(DTYPE_WARNING)
-@pytest.mark.parametrize(("policy", "kind", "mode"), quick(5, pairwise(POLICIES, ENCODERS, MODES)))
+@pytest.mark.first_cases(5)
+@pytest.mark.parametrize(("policy", "kind", "mode"), list(zip(itertools.cycle(POLICIES), ENCODERS, itertools.cycle(MODES))))
 def test_every_way_gives_the_same_predictions(policy, kind, mode, tmp_path):
     keras.mixed_precision.set_global_policy(policy)
     mode = "graph" if kind == "strings" and mode == "xla" else mode  # XLA has no strings
@@ -157,7 +159,10 @@ def test_every_way_gives_the_same_predictions(policy, kind, mode, tmp_path):
 
 
 @pytest.mark.filterwarnings(DTYPE_WARNING)
-@pytest.mark.parametrize(("policy", "of_layers", "mode"), quick(2, pairwise(POLICIES, POLICIES, MODES)))
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize(
+    ("policy", "of_layers", "mode"), list(zip(POLICIES, [*POLICIES[2:], *POLICIES[:2]], itertools.cycle(MODES)))
+)
 def test_policies_of_layers_count_in_every_way(policy, of_layers, mode, tmp_path):
     keras.mixed_precision.set_global_policy(policy)
     own = {"dtype": of_layers}
@@ -176,7 +181,10 @@ DECODERS = {
 
 
 @pytest.mark.filterwarnings(DTYPE_WARNING)
-@pytest.mark.parametrize(("policy", "kind", "mode"), quick(2, pairwise(POLICIES, DECODERS, ("graph", "eager"))))
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize(
+    ("policy", "kind", "mode"), list(zip(POLICIES, itertools.cycle(DECODERS), itertools.cycle(["eager", "graph"])))
+)
 def test_decoders_generate_the_same_in_every_way(policy, kind, mode, tmp_path):
     if (policy, kind) == ("bfloat16", "recurrent"):
         policy = "mixed_bfloat16"  # TensorFlow has no orthogonal initial values in bfloat16
@@ -192,15 +200,3 @@ def test_decoders_generate_the_same_in_every_way(policy, kind, mode, tmp_path):
     np.testing.assert_array_equal(decoder.decode(representation).ids[:, 0], wanted)
     for way, actual in ways(trainer, ids, tf.constant(ids), tmp_path):
         np.testing.assert_array_equal(actual["reply"], wanted, err_msg=way)
-
-
-@pytest.mark.filterwarnings(DTYPE_WARNING)
-@pytest.mark.parametrize("policy", POLICIES[:2])
-def test_a_trainer_in_another_model_predicts_the_same(policy):
-    keras.mixed_precision.set_global_policy(policy)
-    trainer = trainer_of(ENCODERS["floats near 170,000"](), keras.layers.Dense(1), Own())
-    inputs = NEAR_170_000.astype("float32")
-    trainer.evaluate(inputs, {"plain": inputs[:, :1], "own": inputs[:, :1]}, verbose=0)
-    symbol = keras.Input((2,), dtype="float32")
-    outer = keras.Model(symbol, trainer(symbol))
-    agree(outer(inputs), trainer(inputs), least(policy), "a functional model")

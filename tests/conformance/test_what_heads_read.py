@@ -141,14 +141,6 @@ def test_heads_without_a_common_tensor_are_told_once_to_balance_at_the_parameter
     assert any("'a' and 'b' read no common tensor" in finding and "parameters" in finding for finding in findings)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("compiled", [{}, {"balancer": "UPGrad", "balance_at": "parameters"}], ids=str)
-def test_nothing_is_said_where_nothing_is_balanced_at_the_representation(compiled):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Some heads read")
-        two_heads(**compiled).compute_gradients((X, Y))
-
-
 def test_heads_with_a_common_tensor_are_not_warned_of():
     trainer = MultiHeadTrainer(Outputs())
     trainer.add_head("a", keras.layers.Dense(1), "mse", reads="pooled")

@@ -345,95 +345,65 @@ def categories():
     return pytest.importorskip("pandas").Series(list("abcabcabca"), dtype="category")
 
 
-ERRORS = {
-    "four parts": (lambda: (dataset(X, {"a": Y, "b": Y}, {"a": W}, W), None), {}, r"A batch must be .*Received: 4 parts"),
-    "four parts of a generator": (
-        lambda: (generator(batches(X, {"a": Y, "b": Y}, {"a": W}, W)), None),
-        {},
-        r"A batch must be .*Received: 4 parts",
-    ),
-    "sample_weight": (
-        lambda: (dataset(X, {"a": Y, "b": Y}), None),
+BOTH = {"a": Y, "b": Y}
+ERRORS = [
+    (lambda: (dataset(X, BOTH, {"a": W}, W), None), {}, r"A batch must be .*Received: 4 parts"),
+    (lambda: (generator(batches(X, BOTH, {"a": W}, W)), None), {}, r"A batch must be .*Received: 4 parts"),
+    (
+        lambda: (dataset(X, BOTH), None),
         {"sample_weight": {"a": W}},
         r"`sample_weight` must be left out if `x` yields batches.*sample_weight of type dict with x of type \w*Dataset",
     ),
-    "batch_size": (
-        lambda: (generator(batches(X, {"a": Y, "b": Y})), None),
+    (
+        lambda: (generator(batches(X, BOTH)), None),
         {"batch_size": 4},
         r"`batch_size` must be left out.*x of type generator",
     ),
-    "y": (lambda: (dataset(X, {"a": Y, "b": Y}), Y), {}, r"`y` must be left out"),
-    "no y": (lambda: (X, None), {}, r"`y` must be given if `x` are arrays.*type ndarray"),
-    "no dict": (lambda: (X, Y), {}, r"`targets` must be a dict by head name.*Received: a ndarray"),
-    "no dict in a dataset": (lambda: (dataset(X, Y), None), {}, r"Received: one tensor of shape \(None, 1\)"),
-    "lengths": (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row for each example.*10 in `x`, 7 in `y\['b'\]`"),
-    "lengths of weights": (
-        lambda: (X, {"a": Y, "b": Y}),
-        {"sample_weight": {"a": W[:3]}},
-        r"10 in `x`, 3 in `sample_weight\['a'\]`",
-    ),
-    "weights of no head": (
-        lambda: (X, {"a": Y, "b": Y}),
-        {"sample_weight": {"c": W}},
-        r"`sample_weights` must name only heads: 'c' is not a head",
-    ),
-    "no batch": (
-        lambda: (dataset(X, {"a": Y, "b": Y}).unbatch(), None),
+    (lambda: (dataset(X, BOTH), Y), {}, r"`y` must be left out"),
+    (lambda: (X, None), {}, r"`y` must be given if `x` are arrays.*type ndarray"),
+    (lambda: (X, Y), {}, r"`targets` must be a dict by head name.*Received: a ndarray"),
+    (lambda: (dataset(X, Y), None), {}, r"Received: one tensor of shape \(None, 1\)"),
+    (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row for each example.*10 in `x`, 7 in `y\['b'\]`"),
+    (lambda: (X, BOTH), {"sample_weight": {"a": W[:3]}}, r"10 in `x`, 3 in `sample_weight\['a'\]`"),
+    (lambda: (X, BOTH), {"sample_weight": {"c": W}}, r"`sample_weights` must name only heads: 'c' is not a head"),
+    (
+        lambda: (dataset(X, BOTH).unbatch(), None),
         {},
         r"must yield batches.*Received: a \w+ of tensors of shapes \(3,\), \(1,\).*call `.batch\(32\)`",
     ),
-    "single values": (
-        lambda: (tf.data.Dataset.from_tensor_slices((X, {"a": Y[:, 0], "b": Y[:, 0]})), None),
-        {},
-        r"call `.batch\(32\)`",
-    ),
-    "categories": (lambda: (X, {"a": Y, "b": categories()}), {}, r"`y\['b'\]` must be numbers.*Series with categories.*cat"),
-    "objects": (
+    (lambda: (X, {"a": Y, "b": categories()}), {}, r"`y\['b'\]` must be numbers.*Series with categories.*cat"),
+    (
         lambda: (X, {"a": Y, "b": np.array([None, 1.0] * 5, object)}),
         {},
         r"`y\['b'\]` must be numbers of one dtype.*objects of type 'NoneType', 'float'",
     ),
-    "ragged lists": (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
-    "two arrays for a head": (
-        lambda: (X, {"a": Y, "b": [Y, Y]}),
-        {},
-        r"`y\['b'\]` must be one array. Received: a list of 2",
-    ),
-    "object": (lambda: ({"x": object()}, {"a": Y, "b": Y}), {}, r"`x\['x'\]` must be an array.*Received: a object"),
-    "empty generator": (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: a generator"),
-    "never": (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),
-    "dtypes": (
-        lambda: (generator([(X, {"a": Y, "b": Y}), (X.astype(int), {"a": Y, "b": Y})]), None),
+    (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
+    (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2"),
+    (lambda: ({"x": object()}, BOTH), {}, r"`x\['x'\]` must be an array.*Received: a object"),
+    (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: a generator"),
+    (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),
+    (
+        lambda: (generator([(X, BOTH), (X.astype(int), BOTH)]), None),
         {},
         r"same dtypes and numbers of axes. Received: float32 of shape .* and int",
     ),
-    "validation": (
-        lambda: (X, {"a": Y, "b": Y}),
-        {"validation_data": (X, {"c": Y})},
-        r"In `validation_data`: `targets` must name only heads: 'c'",
-    ),
-    "validation set": (
-        lambda: (X, {"a": Y, "b": Y}),
+    (
+        lambda: (X, BOTH),
         {"validation_data": dataset(X, {"c": Y})},
         r"In `validation_data`: `targets` must name only heads: 'c'",
     ),
-    "four validation arrays": (
-        lambda: (X, {"a": Y, "b": Y}),
+    (
+        lambda: (X, BOTH),
         {"validation_data": (X, {"a": Y}, None, None)},
         r"`validation_data` must be \(x, y\).*Received: a tuple of 4",
     ),
-    "split of a dataset": (
-        lambda: (dataset(X, {"a": Y, "b": Y}), None),
-        {"validation_split": 0.5},
-        r"`validation_split` must be 0 unless.*with x of type",
-    ),
-    "split of everything": (lambda: (X, {"a": Y, "b": Y}), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
-}
+    (lambda: (dataset(X, BOTH), None), {"validation_split": 0.5}, r"`validation_split` must be 0 unless.*with x of type"),
+    (lambda: (X, BOTH), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
+]
 
 
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_name_what_was_passed_before_anything_is_trained(pair, case):
-    make_data, options, message = ERRORS[case]
+@pytest.mark.parametrize(("make_data", "options", "message"), ERRORS)
+def test_errors_name_what_was_passed_before_anything_is_trained(pair, make_data, options, message):
     before = int(np.array(pair.update_count))
     x, y = make_data()
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
