@@ -290,13 +290,6 @@ def test_the_losses_in_the_logs_add_up(kind, options):
         assert (added > 0).all() or kind == "training"
 
 
-def test_without_any_there_is_no_such_name():
-    trainer = trainer_of(dense(), dense(1), dense(1))
-    logs = trainer.fit(X, Y, validation_data=(X, Y), verbose=0).history
-    assert not [name for name in logs if "added" in name]
-    assert trainer.metrics_names == ["loss", "a_loss", "b_loss"]
-
-
 def test_a_head_of_that_name_is_refused():
     trainer = MultiHeadTrainer(dense())
     with pytest.raises(ValueError, match="'added_loss' would stand for"):

@@ -37,17 +37,6 @@ def test_one_head_and_nothing_else_is_keras_fit(optimizer, eagerly):
     np.testing.assert_allclose(history["price_accuracy"], wanted["accuracy"], atol=1e-6)
 
 
-def test_weights_may_be_functions_of_the_update_count():
-    inputs, targets = tiny.data(8, missing=False)
-    seen = []
-    trainer = tiny.trainer("sgd", weights={"tag": lambda u: 1.0 / (1.0 + tf.cast(u, tf.float32)), "price": 1.0, "size": 1.0})
-    history = tiny.fit_once(trainer, inputs, targets, epochs=2).history
-    for epoch, weight in enumerate((1.0, 0.5)):
-        total = weight * history["tag_loss"][epoch] + history["price_loss"][epoch] + history["size_loss"][epoch]
-        seen.append(total)
-    np.testing.assert_allclose(history["loss"], seen, rtol=1e-5)
-
-
 def test_heads_with_shared_variables_and_nested_representations():
     """A decoder that reuses the encoder's embedding: the direct path and the path through the representation add up."""
     keras.utils.set_random_seed(0)

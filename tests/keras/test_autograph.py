@@ -73,14 +73,6 @@ class Module(tf.Module):
         return changed(self.rule, x) @ self.kernel
 
 
-class Generating(Layer):
-    def call(self, x, targets):
-        return self.dense(x) + 0 * targets
-
-    def generate(self, x):
-        return changed(self.rule, self.dense(x))
-
-
 class Loss(keras.losses.Loss):
     def __init__(self, rule):
         super().__init__()
@@ -289,43 +281,6 @@ def test_in_a_function_of_the_users_own_it_works_on_both_stacks(converted):
     assert any(name.endswith("by_python") for name in converted)
     assert of_ours(converted) == []
     assert_same(found, trained(by_tensorflow, lambda step: step))
-
-
-def exported(tmp_path, rule, **options):
-    """What an exported model, and `predict`, give for the data."""
-    trainer = MultiHeadTrainer(keras.layers.Dense(3, activation="tanh"))
-    trainer.add_head("a", Generating(rule), "mse", teacher_forcing=True)
-    trainer.compile(keras.optimizers.SGD(0.1), **options)
-    trainer.compute_gradients((X, {"a": Y["a"]}))
-
-    def preprocess(x):
-        return changed(rule, x)
-
-    def postprocess(x):
-        return {"a": changed(rule, x)}
-
-    def generate(x):
-        return changed(rule, x)
-
-    found = []
-    for name, more in {"own": {}, "given": {"generate": generate}}.items():
-        more |= {"preprocess": preprocess, "postprocess": postprocess}
-        trainer.export(tmp_path / name, "a", inputs=tf.TensorSpec([None, 3], tf.float32, name="x"), **more)
-        found.append(tf.saved_model.load(tmp_path / name).signatures["serving_default"](x=tf.constant(X))["a"].numpy())
-    return [trainer, *found]
-
-
-@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing")
-def test_it_works_in_generate_and_in_the_steps_of_an_export(tmp_path, converted):
-    keras.utils.set_random_seed(0)
-    trainer, *found = exported(tmp_path / "python", by_python)
-    predicted = trainer.predict(X, verbose=0)["a"]
-    assert of_ours(converted) == []
-    keras.utils.set_random_seed(0)
-    trainer, *wanted = exported(tmp_path / "tensorflow", by_tensorflow)
-    np.testing.assert_allclose(predicted, trainer.predict(X, verbose=0)["a"], rtol=1e-5)
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.skipif(KERAS_2, reason="Keras 2 converts")

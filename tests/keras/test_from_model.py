@@ -270,17 +270,6 @@ def test_an_output_without_a_loss_is_predicted_and_not_trained():
         np.testing.assert_array_equal(one, other)
 
 
-def test_compile_takes_the_optimizer_of_the_model_and_a_balancer():
-    model = three_outputs()
-    model.compile(keras.optimizers.Adam(0.03, beta_1=0.8), "mse")
-    trainer = MultiHeadTrainer.from_model(model)
-    trainer.compile(balancer="UPGrad")
-    assert isinstance(trainer.optimizer, keras.optimizers.Adam)
-    np.testing.assert_allclose(trainer.optimizer.learning_rate, 0.03, rtol=1e-6)
-    assert trainer.optimizer.beta_1 == 0.8
-    trainer.fit(normal(6), dict.fromkeys("abc", normal(2)), verbose=0)
-
-
 def test_a_saved_trainer_of_a_model_predicts_and_trains_as_before(tmp_path):
     model = three_outputs()
     model.compile("sgd", "mse")

@@ -115,16 +115,3 @@ def test_it_is_saved_and_resumed(tmp_path):
     resumed.fit(batches(), verbose=0)
     for one, other in zip(state(whole) + weights_of(whole), state(resumed) + weights_of(resumed)):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def test_methods_know_the_sizes_of_the_gradients_when_their_state_is_created():
-    class OfTwo(balancing.Balancer):
-        def create_state(self, num_heads):
-            self.seen = self.add_state("seen", (num_heads, len(self.sizes)))
-
-        def coefficients(self, gramian):
-            return tf.ones_like(gramian[0])
-
-    two = OfTwo()
-    two.build([(3, 5), (3, None)])
-    assert two.seen.shape == (3, 2) and two.sizes == (5, None)

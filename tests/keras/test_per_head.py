@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, schedules
+from multihead import MultiHeadTrainer
 from multihead.callbacks import HeadEarlyStopping
 from multihead.heads._metrics import log_name
 from tests.helpers import tiny
@@ -239,25 +239,6 @@ def equal(first, second):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("schedule", [None, schedules.Alternate({"price": 1, "size": 1})])
-def test_a_head_that_no_longer_improves_does_not_change(schedule):
-    model, watch = trainer(head_schedule=schedule), Watch()
-    callback = HeadEarlyStopping(patience=2, min_delta={"size": 100.0}, restore_best_weights=False)
-    history = fit(model, [callback, watch], epochs=8, validation_data=(X, TARGETS))
-    assert callback.idle_heads == ["size"] and len(history.epoch) == 8
-    assert history.history["size_updates"] == ([2, 2, 2] if schedule is None else [1, 1, 1]) + [0] * 5
-    assert history.history["price_updates"][3:] == [2] * 5 and not any(history.history["skipped_updates"])
-    assert not np.isnan(history.history["val_size_loss"]).any()
-    for before, after in zip(watch.weights[2:], watch.weights[3:]):
-        assert not equal(before[0], after[0]) and not equal(before[1], after[1]) and equal(before[2], after[2])
-        changed = [not np.array_equal(a, b) for a, b in zip(before[3], after[3], strict=True)]
-        assert (len(changed), sum(changed)) == (12, 8)  # two slots of each variable, and two variables of each module
-    assert len(set(watch.calls)) == 1  # traced once, in the first epoch
-    fit(model, [watch], epochs=1)
-    assert not equal(watch.weights[-1][2], watch.weights[-2][2])  # each fit begins without idle heads
-
-
-@pytest.mark.thorough
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
     def run(folder, stop_after=None):
         model, watch = trainer(rate=0.1), Watch(stop_after)
@@ -355,11 +336,3 @@ def test_the_mode_of_a_metric_of_ones_own_is_asked_for(metric, log):
     data = X, {"price": TARGETS["price"]}
     with pytest.raises(ValueError, match=rf"^`mode` must say whether '{name}' is .*Pass `mode=\{{'price': 'max'\}}`"):
         model.fit(*data, verbose=0, validation_data=data, callbacks=[HeadEarlyStopping({"price": name})])
-
-
-def test_a_statistic_that_is_not_in_the_logs(two):
-    callback = HeadEarlyStopping({"price": "val_price_f2"}, mode="max")
-    with pytest.raises(
-        ValueError, match=r"`monitor` must have names in the logs\. Received: 'val_price_f2'; the logs have 'val"
-    ):
-        told(callback, two, [{"val_price_loss": 1.0}])

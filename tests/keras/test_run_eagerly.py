@@ -93,17 +93,6 @@ def test_it_is_saved_and_loaded(tmp_path):
     assert loaded.run_eagerly and np.isfinite(loaded.fit(X, Y, verbose=0).history["loss"]).all()
 
 
-@pytest.mark.parametrize("part", ["encoder", "head"])
-def test_variables_that_nobody_tracks_are_found_without_a_trace(part):
-    hidden = keras.layers.Dense(4)
-    by_value = lambda x: hidden(x) if float(tf.reduce_sum(x)) > -1e9 else x  # noqa: E731
-    trainer = MultiHeadTrainer(by_value if part == "encoder" else ByValue())
-    trainer.add_head("a", keras.layers.Dense(4) if part == "encoder" else by_value, "mse")
-    trainer.compile("sgd", run_eagerly=True)
-    with pytest.raises(ValueError, match="must hold the variables that it trains.*kernel"):
-        trainer.fit(X, np.ones((12, 4), "float32"), verbose=0)
-
-
 def test_a_loss_whose_python_depends_on_values():
     def squared_or_absolute(y, p):
         return tf.square(y - p) if float(tf.reduce_max(y)) > 0 else tf.abs(y - p)

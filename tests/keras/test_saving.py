@@ -133,15 +133,6 @@ def test_a_loss_keeps_its_options(loss, tmp_path):
     assert loaded.evaluate(X, targets, verbose=0, return_dict=True) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
-    saved, other = small("ac"), small("ca")
-    for trainer in (saved, other):
-        trainer.compute_gradients((X, {name: Y[name] for name in "ac"}))
-    saved.save_weights(tmp_path / "of.weights.h5")
-    other.load_weights(tmp_path / "of.weights.h5")
-    assert_equal_weights(saved, other)
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
 @pytest.mark.parametrize("change", ["not compiled", "head added", "head added and compiled", "head dropped"])
@@ -196,15 +187,10 @@ def test_weights_of_an_earlier_epoch_leave_one_count_of_updates():
     assert int(small(optimizer=None).update_count) == 0
 
 
-def test_weights_of_a_trainer_that_was_compiled_again_are_saved_and_loaded(tmp_path):
-    saved, loaded = small(), small()
-    for trainer in (saved, loaded):
-        fit(trainer)
-    saved.compile("adam")
+def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
+    saved, other = small("ac"), small("ca")
+    for trainer in (saved, other):
+        trainer.compute_gradients((X, {name: Y[name] for name in "ac"}))
     saved.save_weights(tmp_path / "of.weights.h5")
-    loaded.compile("adam")
-    loaded.load_weights(tmp_path / "of.weights.h5")
-    assert_equal_weights(saved, loaded)
-    fit(loaded)
-    loaded.load_weights(tmp_path / "of.weights.h5")
-    assert_equal_weights(saved, loaded)
+    other.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, other)
