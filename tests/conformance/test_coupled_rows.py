@@ -11,10 +11,8 @@ from multihead import MultiHeadTrainer
 from tests.helpers import coupled, tiny
 from tests.helpers.cases import quick
 
-pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+pytestmark = [pytest.mark.usefixtures("eager_updates"), pytest.mark.first_cases(3)]  # the others are thorough
 
-NAMES = sorted(coupled.COUPLED)
-QUICK = ("pairs_by_row", "Decorrelated", "batch_hard", "pairs")
 RATE = 0.1
 
 
@@ -62,12 +60,8 @@ def assert_step(trainer, batches, parts, loss, logged="loss"):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    quick(
-        9, sorted(NAMES, key=lambda name: name not in (*QUICK, "cox", "neighbours", "listwise", "compiled_cox", "circle"))
-    ),
-)
+@pytest.mark.first_cases(9)
+@pytest.mark.parametrize("name", coupled.COUPLED)
 def test_a_loss_that_compares_rows_says_so(name):
     x, y, _, options = coupled.data(name)
     trainer = trainer_of(coupled.COUPLED[name], keras.layers.Dense(units(name)), **options)
@@ -75,7 +69,8 @@ def test_a_loss_that_compares_rows_says_so(name):
         trainer.fit(x, {"a": y}, verbose=0)
 
 
-@pytest.mark.parametrize("name", quick(4, sorted(NAMES, key=lambda name: name not in QUICK)))
+@pytest.mark.first_cases(9)
+@pytest.mark.parametrize("name", coupled.COUPLED)
 def test_it_gets_the_labelled_rows_alone(name):
     x, y, labelled, _ = coupled.data(name)
     trainer = built(name)
@@ -94,7 +89,7 @@ def test_accumulated_batches_add_their_sums_and_counts(name):
         lambda: ((x, {"a": y}) for x, y, _ in parts),
         output_signature=(tf.TensorSpec([None, 5]), {"a": tf.TensorSpec([None], parts[0][1].dtype)}),
     )
-    trainer = built(name, {"gradient_accumulation_steps": 2, "balancer": "EqualNorms"})
+    trainer = built(name, {"gradient_accumulation_steps": 2, "balancer": "EqualNorms", "run_eagerly": False})
     assert_step(trainer, data.apply(tf.data.experimental.assert_cardinality(2)), parts, coupled.COUPLED[name], "a_loss")
 
 
@@ -185,23 +180,9 @@ def test_a_module_that_compares_rows(module, reads_labels):
     np.testing.assert_allclose(found["a_mean_absolute_error"], errors.mean(), rtol=2e-5)
 
 
-def gaussian(y, p):
-    mean, deviation = tf.split(p, 2, axis=-1)
-    return tf.reduce_sum(((y - mean) * tf.exp(-deviation)) ** 2 / 2 + deviation, axis=-1)
-
-
-def quantiles(y, p):
-    error = y - p
-    return tf.maximum(0.9 * error, -0.1 * error)
-
-
 def gathered(y, p):
     p = tf.math.log(tf.nn.softmax(p))
     return -tf.gather(p, tf.cast(tf.reshape(y, [-1]), tf.int32), batch_dims=1)
-
-
-def by_step(y, p):
-    return tf.reduce_mean(tf.abs(y - p), axis=-1)
 
 
 def along_time(y, p):  # compares the steps of a row, not the rows
@@ -218,10 +199,6 @@ def of_actions(y, p):  # fails for some of the made-up rows, which are no classe
     return y[:, 1] * tf.nn.sparse_softmax_cross_entropy_with_logits(labels=actions, logits=p)
 
 
-def noisy(y, p):
-    return (y - p + tf.random.normal(tf.shape(p))) ** 2
-
-
 def ordered(y, p):  # an `if` on a tensor
     if tf.reduce_sum(y) > 1e9:
         return tf.abs(y - p)
@@ -234,18 +211,12 @@ def compiled(y, p):
 
 
 INDEPENDENT = [
-    (gaussian, (), 2),
-    (quantiles, (), 1),
     (gathered, (), 3),
-    (by_step, (4,), 2),
     (along_time, (4,), 2),
     (strict, (), 1),
     (of_actions, (), 2),
-    (noisy, (), 1),
     (ordered, (), 1),
     (compiled, (), 1),
-    (lambda y, p: tf.nn.sigmoid_cross_entropy_with_logits(tf.clip_by_value(y, 0.0, 1.0), p), (), 3),
-    (keras.losses.CosineSimilarity(axis=1), (), 4),
 ]
 
 
@@ -253,7 +224,7 @@ INDEPENDENT = [
 def test_a_loss_of_independent_rows_is_accepted(loss, steps, width):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, *steps, 5)).astype("float32")
-    y = rng.uniform(0, 0.4, (8, *steps, 1 if loss in (gaussian, gathered) else width)).astype("float32")
+    y = rng.uniform(0, 0.4, (8, *steps, 1 if loss is gathered else width)).astype("float32")
     if loss is ordered and keras.__version__ >= "3":
         pytest.skip("Keras 3 does not convert such an `if`")
     trainer = trainer_of(loss, keras.Sequential([keras.layers.Dense(width), keras.layers.BatchNormalization()]))

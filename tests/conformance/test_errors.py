@@ -74,8 +74,6 @@ ERRORS = [
     (lambda: of_head(loss=REDUCED), r"`loss` must leave its reduction to the trainer.*reduction='sum'.*weight="),
     (lambda: of_head(metrics="mae"), r"`metrics` must be a list"),
     (lambda: made(""), r"`compile` needs at least one head.*add_head"),
-    (lambda: compile_with(balancer="UBGrad"), "UPGrad"),
-    (lambda: compile_with(balance_at="parameter"), r"Did you mean 'parameters'\?"),
     (lambda: compile_with(micro_batches=0), "`micro_batches` must be a whole number"),
     (lambda: compile_with(gradient_accumulation_steps=1.5), "`gradient_accumulation_steps` must be a whole"),
     (lambda: compile_with(clip=5.0), "`clip` must be one of multihead.clipping.*clip=5.0"),

@@ -160,12 +160,6 @@ def test_weightings_compute_nothing_infinite(name):
     method.bind(["a", "b", "c"])
     method.build((3,))
     with checked_numerics():
-        for losses, active in itertools.product(
-            ([4.0, 0.5, 0.0], [1e-3, 1e3, 0.0]), ([True, True, False], [True, False, False])
-        ):
+        for losses, active in (([4.0, 0.5, 0.0], [True, True, False]), ([1e-3, 1e3, 0.0], [True, False, False])):
             losses = np.where(active, losses, 0).astype("float32")
             method.weigh(tf.constant(losses), tf.constant(active), **method.used(step=tf.constant(0, tf.int64)))
-        # In a graph constants are checked, too.
-        tf.function(
-            lambda: method.weigh(tf.ones([3]), tf.constant([True] * 3), **method.used(step=tf.constant(0, tf.int64)))
-        )()

@@ -94,23 +94,14 @@ CHANGES = {
     "as given": lambda pairs: pairs,
     "changed in place": changed_in_place,
     "scaled": halved,
-    "zipped": lambda pairs: zip(*map(list, zip(*pairs))),
     "without None": lambda pairs: [(gradient, variable) for gradient, variable in pairs if gradient is not None],
 }
 
-CASES = [
-    *((change, False, "data") for change in CHANGES),
-    ("zipped", True, "schedule"),
-    ("scaled", True, "data"),
-    ("as given", True, "schedule"),
-    ("changed in place", True, "schedule"),
-    ("scaled", True, "schedule"),
-    ("without None", True, "schedule"),
-]
+CASES = [*((change, False, "data") for change in CHANGES), ("scaled", True, "data"), ("without None", True, "schedule")]
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize(("change", "in_graph", "reason"), quick(7, CASES))
+@pytest.mark.parametrize(("change", "in_graph", "reason"), CASES)
 def test_in_a_custom_loop_an_idle_head_stays_bit_for_bit(change, in_graph, reason):
     inputs, targets = tiny.data(4)
     schedule = schedules.Alternate({"tag": 1, "price": 1, "size": 9}) if reason == "schedule" else None

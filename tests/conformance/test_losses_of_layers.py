@@ -60,17 +60,6 @@ class Embedded(keras.layers.Layer):
         return inputs + self.embedding(tf.cast(inputs > 0, "int64"))[..., 0]
 
 
-class Scaled(keras.layers.Layer):
-    """A layer whose own weight has a regularizer, beside one that is not trained."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(name="scale", shape=(6,), initializer="ones", regularizer=l2())
-        self.fixed = self.add_weight(name="fixed", shape=(6,), trainable=False, regularizer=l2())
-
-    def call(self, inputs):
-        return inputs * self.scale + self.fixed
-
-
 def recurrent():
     cells = [keras.layers.SimpleRNNCell(6, recurrent_regularizer=l2()), keras.layers.GRUCell(6, kernel_regularizer=l2())]
     return keras.Sequential([keras.layers.Reshape((6, 1)), keras.layers.RNN(cells)])
@@ -90,13 +79,8 @@ def frozen():
 
 OF_WEIGHTS = {
     "kernel": lambda: keras.layers.Dense(6, kernel_regularizer=l2()),
-    "kernel and bias": lambda: keras.layers.Dense(
-        6, kernel_regularizer=l2(), bias_regularizer=l2(), bias_initializer="ones"
-    ),
     "embedding": Embedded,
-    "own weight": Scaled,
     "recurrent cells": recurrent,
-    "gamma": lambda: keras.layers.BatchNormalization(gamma_regularizer=l2()),
     "frozen": frozen,
 }
 MEANS = {"add_loss": Adding, "nested": nested}
@@ -105,8 +89,6 @@ if not KERAS_3:  # which takes no functions
     MEANS["add_loss of both"] = lambda: Adding(of_weights=True)
 OF_CALLS = {
     "activity": lambda: keras.layers.Dense(6, activity_regularizer=l2()),
-    "ActivityRegularization": lambda: keras.layers.ActivityRegularization(l2=0.1),
-    "kernel and activity": lambda: keras.layers.Dense(6, kernel_regularizer=l2(), activity_regularizer=l2()),
 }
 KINDS = {**OF_WEIGHTS, **MEANS, **OF_CALLS}
 
@@ -217,9 +199,7 @@ OPTIONS = {
         "telemetry": "full",
     },
 }
-CASES = zip(
-    OPTIONS, itertools.cycle(WAYS), ["kernel", "add_loss", "embedding", "nested", "own weight", "kernel", "add_loss"]
-)
+CASES = zip(OPTIONS, itertools.cycle(WAYS), ["kernel", "add_loss", "embedding", "nested", "frozen", "kernel", "add_loss"])
 
 
 @pytest.mark.first_cases(7)

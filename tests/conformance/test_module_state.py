@@ -153,3 +153,38 @@ def test_by_hand_a_skipped_update_leaves_every_variable(in_graph):
 
     assert not (tf.function(step) if in_graph else step)(tf.constant(BROKEN), tf.nest.map_structure(tf.constant, Y))
     assert same(before, everything(trainer))
+
+
+class Counting(keras.layers.Layer):
+    """Counts its calls, in a condition of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        def count():
+            tiny.tensor_variable(self.calls).assign_add(1.0)
+            return True
+
+        tf.cond(tf.reduce_sum(inputs) < 1e9, count, lambda: False)
+        return inputs
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_a_state_advances_once_per_batch_where_masks_are_needed_before_the_heads_run(eagerly):
+    counters = Counting(), Counting()
+    trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Embedding(9, 3, mask_zero=True), counters[0]]))
+    trainer.add_head("a", keras.Sequential([counters[1], keras.layers.Dense(1)]), "mse")
+    trainer.compile(keras.optimizers.SGD(0.0), run_eagerly=eagerly)
+    tokens = np.array([[1, 2, 3, 0], [4, 5, 0, 0]])
+    batch = tokens, {"a": np.where(tokens > 0, 1.0, 99.0).astype("float32")[..., None]}
+    trainer.compute_gradients(batch)  # builds
+    states = lambda: tiny.values([each.calls for each in counters])  # noqa: E731
+    for step in (trainer.train_on_batch, trainer.train_on_batch, trainer.test_on_batch):
+        before = states()
+        found = step(*batch, return_dict=True)
+        assert [new - old for old, new in zip(before, states())] == [1, 1]
+    errors = (np.array(trainer.predict_on_batch(tokens)["a"]) - batch[1]["a"]) ** 2
+    np.testing.assert_allclose(found["a_loss"], errors[tokens > 0].mean(), rtol=1e-5)  # the mask counts

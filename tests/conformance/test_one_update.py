@@ -7,21 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import clipping
 from tests.helpers import tiny
-
-
-def test_computing_and_applying_in_a_custom_loop_is_a_step():
-    batch = tiny.data(8)
-    options = {"balancer": "UPGrad", "clip": clipping.ByNorm(0.1)}
-    stepped = tiny.trainer("adam", run_eagerly=True, **options)
-    tiny.fit_once(stepped, *batch)
-    looped = tiny.trainer("adam", **options)
-    pairs = looped.compute_gradients(batch)
-    assert bool(looped.apply_gradients(pairs))
-    for a, b in zip(tiny.weights_of(stepped), tiny.weights_of(looped), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-    assert tiny.values([looped.update_count]) == [1]
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
-pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+pytestmark = pytest.mark.usefixtures("eager_updates")
 
 ANCHORS, RATE = 5, 0.2
 
@@ -102,21 +102,19 @@ def batched(x, y, size):
 
 GATHERINGS = {
     "one batch": (12, {}),
-    "micro-batches": (12, {"micro_batches": 5}),
-    "accumulated": (5, {"gradient_accumulation_steps": 3}),
+    "micro-batches": (12, {"micro_batches": 5, "run_eagerly": False}),
+    "accumulated": (5, {"gradient_accumulation_steps": 3, "run_eagerly": False}),
     "both": (5, {"gradient_accumulation_steps": 3, "micro_batches": 2}),
-    "eagerly": (5, {"gradient_accumulation_steps": 3, "micro_batches": 2, "run_eagerly": True}),
     "xla": (12, {"micro_batches": 2, "jit_compile": True}),
     "losses of the update": (5, {"gradient_accumulation_steps": 3, "weighting": "GeometricMean"}),
 }
 
 CASES = [
     *(("rows", "micro-batches"), ("whole", "both"), ("class", "one batch"), ("rows", "xla"), ("whole", "xla")),
-    *(("anchors", "accumulated"), ("whole numbers", "eagerly"), ("rows", "losses of the update")),
+    *(("anchors", "accumulated"), ("whole numbers", "both"), ("rows", "losses of the update")),
 ]
 
 
-@pytest.mark.first_cases(8)
 @pytest.mark.parametrize(("form", "gathering"), CASES)
 def test_an_update_is_that_of_its_definition(form, gathering):
     x, y = data()
@@ -144,7 +142,7 @@ def test_an_update_is_that_of_its_definition(form, gathering):
 def test_sample_weights_weigh_sums_and_counts(form):
     x, y = data()
     weights = np.random.default_rng(4).integers(0, 3, 12).astype("float32")
-    trainer = trainer_of(FORMS[form], run_eagerly=True, micro_batches=2)
+    trainer = trainer_of(FORMS[form], micro_batches=2)
     build(trainer, x)
     losses, wanted = in_numpy(values_of(trainer), (x, y), weights)
     history = trainer.fit(x, y, sample_weight={"boxes": weights}, batch_size=12, verbose=0).history
@@ -157,7 +155,7 @@ def test_in_half_precision():
     results = []
     for policy in ("mixed_float16", "float32"):
         keras.mixed_precision.set_global_policy(policy)
-        trainer = trainer_of(whole, run_eagerly=True, micro_batches=2)
+        trainer = trainer_of(whole, micro_batches=2)
         trainer.fit(x, y, batch_size=12, verbose=0)
         results.append(values_of(trainer))
     assert_alike(*results, 5e-3)

@@ -34,16 +34,6 @@ def test_update_is_that_of_a_tape_over_the_total(name, gathering, eagerly):
         np.testing.assert_allclose(tiny.values(trainer.weighting.trainable_variables), learned, atol=1e-6)
 
 
-def test_indicators_of_groups_do_not_depend_on_how_an_update_was_gathered():
-    updates, found = batches_of_updates(True), {}
-    for gathering in ("whole", "both"):
-        weights, trainer, _ = trained(updates, "GO4Align", gathering)
-        found[gathering] = weights, np.asarray(trainer.weighting.indicators)
-    assert_alike(found["both"][0], found["whole"][0])
-    np.testing.assert_allclose(found["both"][1], found["whole"][1], rtol=1e-5)
-    assert (found["whole"][1] < 0).all()
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("level", "gathering"),

@@ -12,6 +12,8 @@ from benchmarks.speed._peers_problem import PARAMETERS, PLAIN, Problem
 
 TICK = """
 import json, sys, threading, time
+
+pytestmark = pytest.mark.programs
 log = open(sys.argv[1], "w", buffering=1)
 def tick():
     while True:
@@ -75,7 +77,6 @@ def test_a_process_has_the_threads_of_its_library_and_says_why_it_ended(monkeypa
     assert started and not {name for name in started if name.startswith(("OMP_", "MKL_", "TF_NUM_"))}
 
 
-@pytest.mark.programs
 @pytest.mark.thorough
 def test_quick_prints_the_table_and_says_that_pytorch_is_not_there(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import importlib.util
 import json
@@ -117,44 +116,6 @@ def test_many_clients_get_their_own_answers(port, folder):
     assert len(load.latencies) == 60 and 0 < load.percentile(50) <= load.percentile(99) <= 20000
     lines = serving.table({"bare call": load, "HTTP": load}).splitlines()
     assert lines[2].startswith("| bare call |") and "| 1.00 |" in lines[3]
-
-
-class Stuck:
-    """Heads that answer when they are told to, or fail."""
-
-    def __init__(self):
-        self.calls, self.go = [], threading.Event()
-
-    def answer(self, texts):
-        self.calls.append(list(texts))
-        assert self.go.wait(10)
-        if "bad" in texts:
-            raise ValueError("a bad text")
-        return [{"reply": text} for text in texts]
-
-
-def test_waiting_requests_share_a_call_and_too_many_are_refused():
-    async def scenario():
-        export = Stuck()
-        batches = serve.Batches(export, serve.Limits(texts=4, characters=9, waiting=3))
-        running = asyncio.create_task(batches.run())
-        first = asyncio.create_task(batches.answer(["a"]))
-        while not export.calls:
-            await asyncio.sleep(0.01)
-        waiting = [asyncio.create_task(batches.answer(texts)) for texts in (["b", "c"], ["d"], ["bad", "e"])]
-        await asyncio.sleep(0)
-        with pytest.raises(serve.Refused, match="3 requests wait already") as refused:
-            await batches.answer(["f"])
-        assert refused.value.status == 503
-        export.go.set()
-        answers = await asyncio.gather(first, *waiting, return_exceptions=True)
-        running.cancel()
-        return export.calls, answers
-
-    calls, (*answers, failed) = asyncio.run(scenario())
-    assert calls == [["a"], ["b", "c", "d"], ["bad", "e"]]
-    assert answers == [[{"reply": "a"}], [{"reply": "b"}, {"reply": "c"}], [{"reply": "d"}]]
-    assert isinstance(failed, ValueError)
 
 
 def test_errors_of_the_command_are_one_line(tmp_path, capsys, monkeypatch):

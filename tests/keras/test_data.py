@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, callbacks
+from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
@@ -171,59 +171,11 @@ def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, exp
     assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
 
 
-class Notes(keras.layers.Layer):
-    """Keeps the sum of each batch that it is called with."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def call(self, x, training=False):
-        if training and tf.executing_eagerly() and x.shape[0]:
-            self.seen.append(float(tf.reduce_sum(x)))
-        return x
-
-
-@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"checkpoint": True}], ids=str)
-def test_epochs_of_fewer_steps_than_batches_read_what_keras_reads(more, tmp_path):
-    """Whatever is made of the data on the way: windows of batches, or a dataset whose position can be restored."""
-    x, y = (np.arange(24, dtype="float32").reshape(8, 3), np.ones([8, 1], "float32"))
-    parts = [(x[i : i + 1], y[i : i + 1]) for i in range(8)]
-    forms = {"arrays": {"x": x, "y": y, "batch_size": 1}, "sequence": {"x": Batches(parts)}, "dataset": {"x": rows_of(x, y)}}
-    for form, given in forms.items():
-        notes, per_step = Notes(), more.get("gradient_accumulation_steps", 1)
-        plain = keras.Sequential([notes, keras.layers.Dense(1)])
-        plain.compile("sgd", "mse", run_eagerly=True)
-        plain.fit(**given, epochs=3, steps_per_epoch=2, shuffle=False, verbose=0)
-        ours = Notes()
-        trainer = MultiHeadTrainer(ours)
-        trainer.add_head("a", keras.layers.Dense(1), "mse")
-        trainer.compile("sgd", run_eagerly=True, gradient_accumulation_steps=per_step)
-        saver = [callbacks.Checkpoint(tmp_path / form)] if more.get("checkpoint") else []
-        steps = 2 // per_step
-        trainer.fit(**given, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=saver)
-        assert ours.seen == notes.seen, form
-        assert len(ours.seen) == 6
-
-
-def rows_of(*parts):
-    return tf.data.Dataset.from_tensor_slices(parts).batch(1)
-
-
 @pytest.mark.filterwarnings("error:`shuffle=True` was passed")  # which Keras 3 says of its own default
 @pytest.mark.first_cases(4)
 @pytest.mark.parametrize(("kind", "steps"), [*((kind, 1) for kind in WEIGHTED), ("arrays", 2), ("generator", 2)])
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
     assert_same(fitted(trainers[steps], *WEIGHTED[kind]()), expected(BATCH * steps, True))
-
-
-def test_epochs_of_a_py_dataset_and_of_an_endless_generator(trainers, expected):
-    data = Batches(batches(X, Y))
-    trainers[2].fit(data, epochs=2, verbose=0)
-    assert data.epochs == 2
-    before = int(np.array(trainers[2].update_count))
-    trainers[2].fit(generator(batches(X, Y) * 100), epochs=2, steps_per_epoch=3, verbose=0)
-    assert int(np.array(trainers[2].update_count)) == before + 6
 
 
 def test_evaluate_predict_and_diagnose_take_the_same(trainers):

@@ -87,12 +87,6 @@ def test_inputs_of_several_structures_are_refused_with_a_way_out(pair, way):
         WAYS[way](PAIRS[pair])
 
 
-@pytest.mark.parametrize("pair", ["other keys", "an array and a pair"])
-def test_a_late_batch_of_another_structure_is_refused_with_a_way_out(pair):
-    with pytest.raises((ValueError, RuntimeError), match=WAY_OUT):
-        made().fit((batch for batch in batches(PAIRS[pair], late=2)), verbose=0)
-
-
 @pytest.mark.parametrize("pair", PAIRS)
 def test_single_batches_may_have_inputs_of_any_structure(pair):
     trainer = made()

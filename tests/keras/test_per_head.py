@@ -108,23 +108,19 @@ def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
 METRICS = [{"val_price_accuracy": a, "val_size_loss": b} for a, b in ((0.5, 2.0), (0.9, 2.2), (0.6, 1.0), (0.6, 1.5))]
 
 
-def test_the_score_is_the_mean_with_each_statistics_sign(two):
-    monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
-    callback = HeadEarlyStopping(monitor, mode=mode, patience=9, restore_best_weights=False)
-    scores = told(callback, two, [dict(row) for row in METRICS])
-    assert scores == pytest.approx([(0.5 - 2) / 2, (0.9 - 2.2) / 2, (0.6 - 1) / 2, (0.6 - 1.5) / 2])
-    assert callback.best == {"price": 0.9, "size": 1.0} and callback.best_epoch == {"price": 1, "size": 2}
-    assert (callback.best_score, callback.best_score_epoch) == (pytest.approx(-0.2), 2)
-
-
-def test_the_score_is_the_mean_gain_over_single_tasks(two):
-    monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
-    single = {"price": 0.8, "size": 1.25}
-    callback = HeadEarlyStopping(monitor, mode=mode, patience=9, single_task=single, restore_best_weights=False)
-    scores = told(callback, two, [dict(row) for row in METRICS])
-    # (0.5 - 0.8) / 0.8 = -0.375 and -(2 - 1.25) / 1.25 = -0.6, and so on
-    assert scores == pytest.approx([(-0.375 - 0.6) / 2, (0.125 - 0.76) / 2, (-0.25 + 0.2) / 2, (-0.25 - 0.2) / 2])
-    assert callback.best_score_epoch == 2
+@pytest.mark.parametrize(
+    ("single_task", "expected"),
+    [
+        (None, [(0.5 - 2) / 2, (0.9 - 2.2) / 2, (0.6 - 1) / 2, (0.6 - 1.5) / 2]),
+        # (0.5 - 0.8) / 0.8 = -0.375 and -(2 - 1.25) / 1.25 = -0.6, and so on
+        ({"price": 0.8, "size": 1.25}, [(-0.375 - 0.6) / 2, (0.125 - 0.76) / 2, (-0.25 + 0.2) / 2, (-0.25 - 0.2) / 2]),
+    ],
+)
+def test_the_score_is_the_mean_of_the_statistics_or_of_the_gains_over_single_tasks(single_task, expected, two):
+    monitor, options = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"single_task": single_task}
+    callback = HeadEarlyStopping(monitor, mode={"price": "max"}, patience=9, restore_best_weights=False, **options)
+    assert told(callback, two, [dict(row) for row in METRICS]) == pytest.approx(expected)
+    assert callback.best_epoch == {"price": 1, "size": 2} and callback.best_score_epoch == 2
 
 
 def test_it_goes_on_while_a_head_improves(two):

@@ -73,9 +73,6 @@ def test_on_two_replicas_a_trainer_with_metrics_is_saved_and_loaded(whole, two_r
         loaded.load_weights(tmp_path / "a.weights.h5")
     for one, other in zip(tiny.weights_of(trainer), tiny.weights_of(loaded), strict=True):
         np.testing.assert_array_equal(one, other)
-    if keras.__version__ < "3":  # Keras 3 does not save what metrics have counted
-        results = [[float(head.metrics[0].result()) for head in each._setup.heads] for each in (trainer, loaded)]
-        assert results[0] == pytest.approx(results[1], rel=1e-6) and min(results[0]) > 0
 
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")

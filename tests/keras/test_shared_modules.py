@@ -22,31 +22,6 @@ class Linear(tf.Module):
         return tf.matmul(inputs, self.kernel)
 
 
-@keras.saving.register_keras_serializable("tests")
-class On(keras.layers.Layer):
-    """A layer of its own after one that may belong to other modules, too."""
-
-    def __init__(self, shared, **options):
-        super().__init__(**options)
-        self.shared, self.own = shared, keras.layers.Dense(1)
-
-    def build(self, shape):
-        if not self.shared.built:
-            self.shared.build(shape)
-        self.own.build((None, 4))
-        super().build(shape)
-
-    def call(self, inputs):
-        return self.own(self.shared(inputs))
-
-    def get_config(self):
-        return {**super().get_config(), "shared": keras.saving.serialize_keras_object(self.shared)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**{**config, "shared": keras.saving.deserialize_keras_object(config["shared"])})
-
-
 def trained(encoder, **modules):
     trainer = MultiHeadTrainer(encoder)
     for name, module in modules.items():
@@ -65,17 +40,3 @@ def test_weights_of_tf_modules_are_saved(tmp_path):
     for of in (lambda t: t.encoder, lambda t: t.heads["a"].module):
         np.testing.assert_array_equal(of(other).kernel.numpy(), of(trainer).kernel.numpy())
     assert tiny.values([other.update_count]) == [2]
-
-
-def test_shared_layers_are_loaded_as_one(tmp_path):
-    shared = keras.layers.Dense(4)
-    encoder = keras.Sequential([keras.layers.Dense(4), shared])
-    trainer = trained(encoder, a=On(shared), b=On(shared))
-    trainer.save(tmp_path / "trainer.keras")
-    loaded = keras.models.load_model(tmp_path / "trainer.keras")
-    modules = [loaded.heads[name].module for name in "ab"]
-    assert loaded.encoder.layers[1] is modules[0].shared is modules[1].shared
-    for each in (trainer, loaded):
-        each.apply_gradients(each.compute_gradients((X, Y)))
-    for one, other in zip(tiny.weights_of(loaded), tiny.weights_of(trainer), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)

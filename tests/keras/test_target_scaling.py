@@ -279,18 +279,6 @@ def test_a_module_that_reads_its_targets_has_scaled_ones():
         trainer.predict_on_batch(X[:3])
 
 
-def test_half_precision_reaches_numbers_beyond_its_own():
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", keras.layers.Dense(1), "mse", metrics=["mae"], target_scaling="standardize")
-    trainer.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
-    y = 1e6 + 1e5 * X[:, 0]
-    logs = trainer.fit(X, {"a": y}, verbose=0).history
-    predicted = trainer.predict(X, verbose=0)["a"]
-    assert predicted.dtype == "float32" and np.isfinite(predicted).all() and abs(predicted.mean() - 1e6) < 3e5
-    assert np.isfinite(logs["a_mae"]).all() and logs["a_mae"][0] > 1e4
-
-
 # What is refused
 
 

@@ -160,8 +160,6 @@ OTHERS = {
     "shuffle": (ARRAYS, {**ARRAYS, "shuffle": False}, "shuffle +True +False"),
     "form": (ARRAYS, {"x": dataset()}, "x +arrays of 12 examples +a dataset of 3 batches"),
     "steps": ({"x": endless(np.random), "steps_per_epoch": 3}, {"x": endless(np.random), "steps_per_epoch": 2}, "steps_per_epoch"),
-    "length of a dataset": ({"x": dataset()}, {"x": dataset(8)}, "a dataset of 3 batches +a dataset of 2 batches"),
-    "batch size of a dataset": ({"x": dataset()}, {"x": dataset(11, batch=5)}, "batch_size=4.*batch_size=5"),
     "seed of a dataset": ({"x": dataset()}, {"x": dataset(seed=4)}, "seed2=3.*seed2=4"),
     "seed of validation": (VALIDATED, {**VALIDATED, "validation_data": dataset(seed=4)}, "validation_data, part 1.*seed2=4"),
 }  # fmt: skip
