@@ -100,19 +100,13 @@ def frozen():
     return lambda targets, outputs: squares(layer(targets), layer(outputs))
 
 
-def inner_frozen():
-    layer = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
-    layer.layers[-1].trainable = False
-    return lambda targets, outputs: squares(layer(targets), layer(outputs))
-
-
 def untrained():
     value = tf.Variable(0.5, trainable=False)
     return lambda targets, outputs: value * squares(targets, outputs)
 
 
 @pytest.mark.parametrize("eagerly", [True, False])
-@pytest.mark.parametrize("make", [frozen, inner_frozen, untrained])
+@pytest.mark.parametrize("make", [frozen, untrained])
 def test_one_that_is_not_to_be_trained_may_be_read(make, eagerly):
     encoder, *heads = modules()
     loss = make()

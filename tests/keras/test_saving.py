@@ -191,3 +191,29 @@ def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
     saved.save_weights(tmp_path / "of.weights.h5")
     other.load_weights(tmp_path / "of.weights.h5")
     assert_equal_weights(saved, other)
+
+
+class Linear(tf.Module):
+    def __init__(self, inputs):
+        super().__init__()
+        self.kernel = tf.Variable(tf.ones([inputs, 1]) * 0.1)
+
+    def __call__(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+
+def test_weights_of_tf_modules_are_saved_which_keras_alone_does_not_restore(tmp_path):
+    def trained(updates):
+        trainer = MultiHeadTrainer(Linear(3))
+        trainer.add_head("a", Linear(1), "mse")
+        trainer.compile(keras.optimizers.SGD(0.1))
+        for _ in range(updates):
+            trainer.apply_gradients(trainer.compute_gradients((X, {"a": Y["a"]})))
+        return trainer
+
+    saved, other = trained(2), trained(1)
+    saved.save_weights(tmp_path / "all.weights.h5")
+    other.load_weights(tmp_path / "all.weights.h5")
+    for of in (lambda trainer: trainer.encoder, lambda trainer: trainer.heads["a"].module):
+        np.testing.assert_array_equal(of(other).kernel.numpy(), of(saved).kernel.numpy())
+    assert tiny.values([other.update_count]) == [2]
