@@ -133,12 +133,6 @@ def test_a_run_goes_on_in_the_process_in_which_it_was_stopped(tmp_path):
     assert updates(trainer) == 9
 
 
-def test_a_run_that_has_ended_says_so(tmp_path, capsys):
-    fit(made(), tmp_path)
-    fit(made(), tmp_path, verbose=2)
-    assert "has ended; its result is loaded, and nothing is trained" in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------- other data
 
 

@@ -41,7 +41,6 @@ def fit(trainer, targets=BAD, **options):
     [
         {"run_eagerly": True},
         {"jit_compile": True},
-        {"run_eagerly": True, "telemetry": None},
         {"run_eagerly": True, "balancer": "UPGrad", "balance_at": "parameters"},
     ],
     ids=str,
@@ -107,12 +106,9 @@ class Root(keras.layers.Layer):
     "options",
     [
         {"telemetry": None},
-        {"telemetry": "norms"},
         {"balancer": "UPGrad"},
         {"telemetry": None, "weighting": "LogLoss"},
-        {"telemetry": "full"},
         {"balancer": "UPGrad", "micro_batches": 2},
-        {"micro_batches": 2},
         {"balancer": "UPGrad", "balance_at": "parameters", "telemetry": None},
     ],
     ids=str,

@@ -57,7 +57,7 @@ def made(units=4, heads="ab", balancer=None, optimizer="adam", run_eagerly=True)
 
 def fit(trainer, folder, epochs=2, **options):
     callbacks = [*options.pop("callbacks", []), Checkpoint(folder, every=1)]
-    return trainer.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=callbacks, **options)
+    return trainer.fit(X, Y, batch_size=4, epochs=epochs, callbacks=callbacks, **{"verbose": 0, **options})
 
 
 def same(one, other):
@@ -82,10 +82,11 @@ def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
     assert same(whole, resumed)
 
 
-def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path):
+def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path, capsys):
     first, again, longer, whole = (made() for _ in range(4))
     history = fit(first, tmp_path / "run")
-    assert fit(again, tmp_path / "run").history == history.history
+    assert fit(again, tmp_path / "run", verbose=2).history == history.history
+    assert "has ended; its result is loaded, and nothing is trained" in capsys.readouterr().out
     assert same(first, again) and int(again.update_count) == 6
     fit(longer, tmp_path / "run", epochs=3)
     fit(whole, tmp_path / "whole", epochs=3)
