@@ -69,26 +69,6 @@ def test_a_batch_of_texts_is_answered_as_the_model_does(port, folder):
         assert found["price"]["probability"] == pytest.approx(float(probabilities.max()), rel=1e-4)
 
 
-def test_one_text_is_answered_without_a_list(port):
-    _, several = ask(port, json.dumps({"texts": TEXTS[:1]}))
-    assert ask(port, json.dumps({"text": TEXTS[0]})) == (200, several["answers"][0])
-
-
-def test_slots_are_spans_of_characters():
-    text = "  play \u00dcber\u00a0uns by die \u00e4rzte,\nplease! "
-    found = serve.spans_of(text, ["O", "B-track", "O", "B-artist", "I-artist", "B-polite"])
-    assert found == [
-        {"slot": "track", "start": 7, "end": 15, "text": "\u00dcber\u00a0uns"},
-        {"slot": "artist", "start": 19, "end": 28, "text": "die \u00e4rzte"},
-        {"slot": "polite", "start": 30, "end": 36, "text": "please"},
-    ]
-    assert serve.spans_of("a , b", ["B-x", "I-x", "B-x"]) == [
-        {"slot": "x", "start": 0, "end": 3, "text": "a ,"},
-        {"slot": "x", "start": 4, "end": 5, "text": "b"},
-    ]
-    assert serve.spans_of("a b", ["O", "O"]) == []
-
-
 TEXT = r"Each text must have 1 to 40 characters, .* Received: {}\. Leave it out"
 REFUSED = {
     "not JSON": ("{", {}, 400, r"The body must be JSON in UTF-8: .*Send, for example"),
@@ -123,13 +103,6 @@ def test_what_cannot_be_read_is_refused(case, port):
     status, answer = ask(port, body, **options)
     assert status == expected and set(answer) == {"error"}
     assert re.search(message, answer["error"]), answer
-
-
-def test_the_largest_accepted_request_is_within_the_limit_of_bytes(port):
-    body = json.dumps({"texts": ["\U0001f600" * 40] * 4})
-    assert 0.9 * (LIMITS.size - 1024) < len(body) <= LIMITS.size
-    status, answer = ask(port, body)
-    assert status == 200 and len(answer["answers"]) == 4
 
 
 def test_many_clients_get_their_own_answers(port, folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 
 import numpy as np
@@ -49,15 +48,6 @@ def test_a_session(tmp_path, capsys):
         assert text in output
 
 
-def test_help_tells_the_question_and_every_option(capsys):
-    with pytest.raises(SystemExit) as left:
-        run(["--help"])
-    assert left.value.code == 0
-    output = capsys.readouterr().out
-    for text in ("python -m examples.trial", "Is this a trial?", "--output", "--seed", "--quick"):
-        assert text in output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -78,11 +68,3 @@ def test_an_output_that_is_no_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["--output", str(tmp_path / "file")]) == 2
     assert "`--output` must be a writable folder. Received: " in capsys.readouterr().err
-
-
-def test_an_interruption_is_one_line(tmp_path, capsys):
-    def body(session: argparse.Namespace):
-        raise KeyboardInterrupt
-
-    assert run(["--output", str(tmp_path)], body) == 2
-    assert capsys.readouterr().err == "examples.trial: error: interrupted.\n"
