@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from examples._shared import Session, run_program
 from examples.seq2seq_price import batches
-from examples.seq2seq_price.columns import NO_LABEL
-from examples.seq2seq_price.run import workshop_data
+from examples.seq2seq_price.data import workshop_data
+from examples.seq2seq_price.model import END_ID, NO_LABEL, START_ID
 from multihead import MultiHeadTrainer, balancing, clipping, compare, losses, plots, schedules
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
@@ -93,16 +93,15 @@ class Study:
     def __init__(self, orders: int, held_out: int) -> None:
         self._data = workshop_data(orders, held_out, seed=0)
         train = self._data.splits["train"]
-        source, target = batches.standardize_source, batches.standardize_target
-        words = batches.build_vocabulary(train.texts, source, least=2), batches.build_vocabulary(train.targets, target)
-        self._sizes = [len(each) + 2 for each in words]
-        self._reply_length = min(LONGEST, batches.longest(train.targets, target) + 1)  # with its end
-        self._ids = batches.Vectorizers(batches.vectorizer(words[0], source), batches.vectorizer(words[1], target))
+        words = batches.vocabularies(train)
+        self._sizes, self._ids = [len(each) + 2 for each in words], batches.Vectorizers.of(*words)
+        _, replies = self._ids(train.texts, train.targets)
+        self._reply_length = min(LONGEST, int(tf.reduce_max(replies.row_lengths())))
 
     def trainer(self, units: int = 64) -> MultiHeadTrainer:
         """A new trainer: a GRU, a decoder without attention, and a classifier, all with `units` units."""
         source, target = self._sizes
-        ends: dict[str, Any] = {"start_id": batches.START_ID, "end_id": batches.END_ID, "maximum_length": LONGEST}
+        ends: dict[str, Any] = {"start_id": START_ID, "end_id": END_ID, "maximum_length": LONGEST}
         decoder = Seq2SeqDecoder(target, 32, units, cell="gru", attention=None, **ends)
         encoder = FinalState(Seq2SeqEncoder(source, 32, units, cell="gru"))
         reply, price = Reply(decoder), Price(PriceClassifier(len(self._data.ranges.names), hidden_units=units))

@@ -236,6 +236,33 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
     return picture
 
 
+def bars(line: Line, shown: Mapping[str, str], titles: Sequence[str]) -> Any:
+    """Draws metrics that are fractions as bars, with their range over seeds: a panel for each head, a bar for each variant.
+
+    Args:
+        line: The line.
+        shown: By variant, what its bar is called.
+        titles: The titles of the panels.
+    """
+    from multihead._display.drawing import GREY, colour, new_figure
+
+    found: Any = comparison(line, list(shown))
+    picture, axes = new_figure("bars", 1, len(titles), (4.6 * len(titles), 0.8 + 0.45 * len(shown)))
+    for axis, head, name in zip(axes[0], found.heads, titles):
+        for place, variant in enumerate(shown):
+            values = 100 * found.values(variant, head)
+            highest = variant == list(shown)[-1]
+            axis.barh(place, values.mean(), color=colour(0) if highest else GREY, alpha=1.0 if highest else 0.45, height=0.7)
+            axis.plot([values.min(), values.max()], [place, place], color="black", lw=1.2)
+            axis.annotate(f"{values.mean():.0f} %", (values.max(), place), (6, 0), textcoords="offset points", va="center")
+        axis.set_yticks(range(len(shown)), shown.values() if axis is axes[0][0] else [""] * len(shown))
+        axis.set(xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5), xticks=[])
+        axis.set_title(name, loc="left", fontsize=12, fontweight="bold")
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+        axis.tick_params(length=0)
+    return picture
+
+
 def front(line: Line, variants: Sequence[str]) -> Any:
     """The library's picture of the front, with the variants that the line has."""
     known = [variant for variant in variants if variant in line["values"]]

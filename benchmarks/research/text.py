@@ -1,16 +1,20 @@
-"""Two data sets of sentences: the orders of the convergence study, and five slots of sentences about restaurants."""
+"""Data sets of sentences: orders, for the study and for the example's own model, and five slots about restaurants."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
+import keras
 import numpy as np
 
+from benchmarks.research.record import ALONE, EQUAL_COST, PLAIN, Line
 from benchmarks.research.runner import DataSet, Part, halves
+from examples._rows import read_table
 from examples.convergence_study import BATCH, METRICS, Study
-from examples.seq2seq_price import batches
-from examples.seq2seq_price.columns import NO_LABEL
-from examples.seq2seq_price.rows import read_table
+from examples.seq2seq_price import batches, command, comparison
+from examples.seq2seq_price.data import workshop_data
+from examples.seq2seq_price.model import NO_LABEL, WAYS, Way
 from multihead import MultiHeadTrainer
 from multihead.models import PriceClassifier, Seq2SeqEncoder
 
@@ -22,6 +26,50 @@ def study(folder: Path, every: int = 1) -> DataSet:
     adam = (6e-3, 12e-3, 24e-3, 48e-3)
     rates = {"Adam": adam, "AdamW": adam, "SGD": (0.5, 1.0, 2.0, 4.0)}
     return DataSet(found.trainer, 64, data, METRICS, 400, BATCH, rates, clip=1.0)
+
+
+JOINT = {"plain sum": PLAIN, "by hand": "price 0.3", "balanced": "NormFloor 1"}
+"""The variants of the joint models by what the example calls them."""
+
+
+def replies(name: str, options: Namespace) -> Line:
+    """Runs the first command of `examples.seq2seq_price` with several seeds, and a price weight of 0.3 beside it.
+
+    Args:
+        name: The name of the data set.
+        options: The flags of the command.
+    """
+    quick = ["--orders", "120", "--epochs", "1", "--units", "4"] if options.quick else []
+    chosen = (*WAYS, Way("by hand", ("reply", "price")))
+    values: dict[str, dict[str, list[float]]] = {
+        variant: {} for variant in (ALONE, *(f"{each}{EQUAL_COST}" for each in JOINT.values()))
+    }
+    updates = {}
+    for seed in range(options.seeds):
+        given = command.parse([*quick, "--seed", str(seed)])
+        found, _ = comparison.train_all(
+            given, workshop_data(given.orders, given.orders // 6, seed), chosen, {"by hand": 0.3}
+        )
+        for each in found.values():
+            variant = f"{JOINT[each.way.name]}{EQUAL_COST}" if each.way.name in JOINT else ALONE
+            updates[variant] = each.updates
+            for head, score in each.scores.items():
+                values[variant].setdefault(head, []).append(round(score, 5))
+        print(f"seed {seed}: {values}", flush=True)
+    return {
+        "set": name,
+        "optimizer": options.optimizers[0],
+        "seeds": list(range(options.seeds)),
+        "directions": {"reply": "max", "price": "max"},
+        "metrics": {"reply": "reply_exact", "price": "price_accuracy"},
+        "updates": updates,
+        "rates": dict.fromkeys(values, given.learning_rate),
+        "costs": {},
+        "few_labels": {},
+        "values": values,
+        "validation": {},
+        "keras": f"Keras {keras.__version__[0]}, {keras.__version__}",
+    }
 
 
 WORDS = 40

@@ -1,4 +1,4 @@
-"""Rows from files as people have them: CSV and TSV files, and parallel text files."""
+"""Rows from CSV and TSV files as people have them."""
 
 from __future__ import annotations
 
@@ -80,34 +80,6 @@ def read_table(
     if not rows:
         raise InputError(f"`{path}` must have rows below its column names. Received: none. Check the file.")
     return [{name: _clean(cells[place]) for name, place in places.items()} for cells in rows]
-
-
-def read_lines(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
-    """Reads two parallel text files, plain or gzipped, in UTF-8 with one text per line, and lower-cases them.
-
-    Args:
-        source: The file with the source texts.
-        target: The file with the target texts, with the same number of lines.
-
-    Returns:
-        The texts of both files, with single spaces between words.
-
-    Raises:
-        InputError: A file is missing, unreadable or empty, or the numbers of lines differ.
-    """
-    sides = []
-    for path in (source, target):
-        with opened(path) as file:
-            lines = file.read().removesuffix("\n").split("\n")
-        if not any(line.strip() for line in lines):
-            raise InputError(f"`{path}` must contain lines of text. Received: none. Check the file.")
-        sides.append([" ".join(line.lower().split()) for line in lines])
-    if len(sides[0]) != len(sides[1]):
-        raise InputError(
-            f"`{source}` and `{target}` must have the same number of lines. Received: {len(sides[0])} and "
-            f"{len(sides[1])}. Pass two parallel files."
-        )
-    return sides[0], sides[1]
 
 
 @contextmanager
