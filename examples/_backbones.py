@@ -28,13 +28,6 @@ def what_keras_it_needs() -> str | None:
     )
 
 
-class Encoder(NamedTuple):
-    """A backbone, and the model of its layers that returns `POOLED` `[batch, size]` and `SEQUENCE` `[batch, time, size]`."""
-
-    backbone: Any
-    model: Any
-
-
 def backbone_from_config(name: str, vocabulary: int, length: int, *, size: int = 64, layers: int = 2) -> Any:
     """A small backbone with random weights: `keras_hub.models.{name}Backbone`, with tokens of some size.
 
@@ -66,17 +59,18 @@ def backbone_from_config(name: str, vocabulary: int, length: int, *, size: int =
         ) from error
 
 
-def encoder_of(backbone: Any) -> Encoder:
-    """The encoder of a backbone: itself if it returns both outputs, otherwise with the mean of the tokens as the pooled one.
+def encoder_of(backbone: Any) -> Any:
+    """The model of a backbone's layers that returns `POOLED` `[batch, size]` and `SEQUENCE` `[batch, time, size]`.
 
-    Of a backbone with an encoder and a decoder, it is the encoder.
+    It is the backbone itself if this returns both; otherwise the mean of the tokens is the pooled output. Of a backbone with
+    an encoder and a decoder, it is the encoder.
 
     Raises:
         InputError: The backbone reads something else than tokens.
     """
     inputs, outputs = backbone.input, backbone.output
     if isinstance(inputs, dict) and isinstance(outputs, dict) and {POOLED, SEQUENCE} <= set(outputs):
-        return Encoder(backbone, backbone)
+        return backbone
     inputs = {name: each for name, each in inputs.items() if not name.startswith("decoder_")}
     ids = inputs.get("token_ids", inputs.get("encoder_token_ids"))
     if ids is None or set(inputs) - set(_blank(inputs)):
@@ -88,7 +82,7 @@ def encoder_of(backbone: Any) -> Encoder:
     mask = inputs.get("padding_mask", inputs.get("encoder_padding_mask"))
     mask = keras.ops.not_equal(ids, 0) if mask is None else mask
     pooled = keras.layers.GlobalAveragePooling1D(name="pooled")(sequence, mask=mask)
-    return Encoder(backbone, keras.Model(inputs, {POOLED: pooled, SEQUENCE: sequence}, name=f"{backbone.name}_encoder"))
+    return keras.Model(inputs, {POOLED: pooled, SEQUENCE: sequence}, name=f"{backbone.name}_encoder")
 
 
 def _blank(names: Any) -> dict[str, str]:
@@ -113,10 +107,8 @@ class Tokens:
     """Converts orders to the inputs of a backbone, with these names and `length` tokens at most, and to labels."""
 
     def __init__(self, tokenizer: Any, length: int, inputs: Any) -> None:
-        self.length = length
+        self._tokenizer, self._kinds, self.length = tokenizer, _blank(inputs), length
         self.size: int = tokenizer.vocabulary_size()
-        self._tokenizer = tokenizer
-        self._kinds = _blank(inputs)
         self._known: dict[str, list[int]] = {}
         self.start = self._id("cls_token_id", "start_token_id")
         self.end = self._id("sep_token_id", "end_token_id")
@@ -133,12 +125,10 @@ class Tokens:
             self._known[word] = [int(each) for each in np.asarray(ids).ravel()]
 
     def __call__(self, rows: Sequence[dict[str, str]]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The inputs, `[rows, length]` each, and the targets by head.
+        """The inputs by name, `[rows, length]` each, and the targets by head.
 
-        Returns:
-            The inputs by name, and the targets: `price`, the number of the price's range, `[rows]`; `tags`, `[rows,
-            length]`, the number of the tag of a token's word, `NO_LABEL` at special tokens; `haste`, `[rows]`, 1 for an
-            express order. Punctuation after a word is not part of what the word says: its tag is `other`.
+        `price` is the number of the price's range, `[rows]`; `tags` the number of the tag of each token's word, `[rows,
+        length]`, `NO_LABEL` at special tokens, `other` at punctuation after a word; `haste` is 1 for an express order.
         """
         self._read([piece for row in rows for word in row["text"].split(" ") for piece in _pieces(word) if piece])
         ids = np.full([len(rows), self.length], self.padding, "int32")
@@ -207,7 +197,7 @@ def from_preset(preset: str) -> Start:
     try:
         tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(preset)
         make = partial(keras_hub.models.Backbone.from_preset, preset)
-        inputs = encoder_of(make(load_weights=False)).model.input
+        inputs = encoder_of(make(load_weights=False)).input
     except InputError:
         raise
     except Exception as error:  # of the network, of a file, or of KerasHub

@@ -62,9 +62,10 @@ def from_config(name: str, rows: Sequence[dict[str, str]], updates: int, *, size
             backbone.set_weights(weights)
         return backbone
 
-    encoder = encoder_of(make(False))
-    start = Start(make, Tokens(tokenizer, LENGTH, encoder.model.input), 3e-3)
-    trainer = MultiHeadTrainer(encoder.model)
+    backbone = make(False)
+    encoder = encoder_of(backbone)
+    start = Start(make, Tokens(tokenizer, LENGTH, encoder.input), 3e-3)
+    trainer = MultiHeadTrainer(encoder)
     layers = keras.layers.Dense(size, "gelu"), keras.layers.LayerNormalization()
     words = keras.Sequential([*layers, keras.layers.Dense(vocabulary, "softmax")])
     trainer.add_head("words", words, CLASSES, metrics=["accuracy"], ignore_label=NO_LABEL, reads=SEQUENCE)
@@ -75,7 +76,7 @@ def from_config(name: str, rows: Sequence[dict[str, str]], updates: int, *, size
     last = max(1, updates // 10)
     trainer.fit(batches.take(updates - last), verbose=0)
     history = trainer.fit(batches.skip(updates - last).take(last), verbose=0)
-    weights = encoder.backbone.get_weights()
+    weights = backbone.get_weights()
     return start, history.history["words_accuracy"][-1]
 
 
@@ -93,10 +94,11 @@ def head(units: int, activation: str) -> Any:
 
 def finetune(way: dict[str, Any], start: Start, train: Arrays, updates: int) -> MultiHeadTrainer:
     """Trains a head on each output of a backbone in one of `WAYS`."""
-    encoder = encoder_of(start.make(way.get("pretrained", True)))
+    backbone = start.make(way.get("pretrained", True))
+    encoder = encoder_of(backbone)
     if "rank" in way:
-        encoder.backbone.enable_lora(way["rank"])
-    trainer = MultiHeadTrainer(encoder.model)
+        backbone.enable_lora(way["rank"])
+    trainer = MultiHeadTrainer(encoder)
     trainer.add_head("price", head(len(BAND_EDGES) + 1, "softmax"), CLASSES, reads=POOLED)
     trainer.add_head("tags", head(len(TAGS), "softmax"), CLASSES, reads=SEQUENCE, ignore_label=NO_LABEL)
     optimizer, of_encoder = decaying(way.get("factor", 1.0) * start.rate, updates), way.get("encoder_rate", lambda _: 1.0)

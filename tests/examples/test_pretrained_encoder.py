@@ -48,14 +48,15 @@ def test_on_keras_2_it_says_so_in_one_line(capsys, monkeypatch):
 @pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")  # of KerasHub's T5
 @pytest.mark.parametrize("name", ["Albert", "GPT2", "T5"])
 def test_any_backbone_gives_both_outputs(hub, name):
-    encoder = encoder_of(backbone_from_config(name, 30, 12, size=8, layers=1))
+    backbone = backbone_from_config(name, 30, 12, size=8, layers=1)
+    encoder = encoder_of(backbone)
     ids = np.array([[5, 6, 7, 0, 0], [5, 6, 0, 0, 0]])
     blank = {"token_ids": ids, "padding_mask": (ids > 0).astype("int32"), "segment_ids": np.zeros_like(ids)}
-    inputs = {each: blank[each.removeprefix("encoder_")] for each in encoder.model.input}
-    found = encoder.model(inputs)
+    inputs = {each: blank[each.removeprefix("encoder_")] for each in encoder.input}
+    found = encoder(inputs)
     pooled, sequence = (np.array(found[key]) for key in (program.POOLED, program.SEQUENCE))
     assert pooled.shape == (2, 8) and sequence.shape == (2, 5, 8)
-    if encoder.model is not encoder.backbone:
+    if encoder is not backbone:
         np.testing.assert_allclose(pooled[1], sequence[1, :2].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
