@@ -8,7 +8,7 @@ alternating updates, a tuned weight, and several balancers. The size of the grad
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -155,10 +155,7 @@ def run(session: Session) -> None:
     session.save(plots.front(found))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("convergence_study", __doc__, run, arguments)
-
+main = partial(run_program, "convergence_study", __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

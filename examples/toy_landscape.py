@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,10 +187,7 @@ def run(session: Session) -> None:
         session.save(draw({name: points}, 1, 3.6), f"landscape/{name}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("toy_landscape", __doc__, run, arguments)
-
+main = partial(run_program, "toy_landscape", __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,12 +16,12 @@ def run(arguments, body=lambda session: None, needs=("matplotlib", "rich")):
     return _shared.run_program("trial", "Is this a trial?", body, arguments, needs=needs)
 
 
-@pytest.mark.parametrize("module", ["rich", "matplotlib", "gymnasium", "tensorboard"])
+@pytest.mark.parametrize("module", ["rich", "matplotlib", "gymnasium", "sklearn"])
 def test_a_missing_extra_is_named(module, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     assert run([], needs=(module,)) == 2
-    extras = "examples,tensorboard" if module == "tensorboard" else "examples"
+    extras = "examples,benchmarks" if module == "sklearn" else "examples"
     assert capsys.readouterr().err == (
         f"examples.trial: error: needs {module}. Install the extra: pip install -e '.[{extras}]'\n"
     )
