@@ -161,18 +161,6 @@ def test_the_update_is_that_of_fit_or_an_error(entry, option):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_logs_of_a_train_step_of_its_own_are_kept():
-    trainer = made(None, ByItself)
-    history = trainer.fit(*BATCHES[0], batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
-    twin = made(None)
-    losses = []
-    for _ in range(2):
-        pairs = twin.compute_gradients(BATCHES[0])
-        losses.append(float(pairs.loss))
-        twin.apply_gradients(pairs)
-    np.testing.assert_allclose(history, losses, rtol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:.*was skipped because a loss:RuntimeWarning")
 @pytest.mark.parametrize(
     ("entry", "option"), list(zip(["fit", *ENTRIES], itertools.cycle(["on_nonfinite", "max_skipped_updates"])))

@@ -153,6 +153,7 @@ def test_balancers_compute_nothing_infinite(name):
 WEIGHTINGS = [name for name in weighting.__all__ if isinstance(getattr(weighting, name), type)]
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("name", [name for name in WEIGHTINGS if name != "Weighting"])
 def test_weightings_compute_nothing_infinite(name):

@@ -158,9 +158,9 @@ def test_by_hand_a_skipped_update_leaves_every_variable(in_graph):
 class Counting(keras.layers.Layer):
     """Counts its calls, in a condition of the graph."""
 
-    def __init__(self):
+    def __init__(self, sums=False):
         super().__init__()
-        self.supports_masking = True
+        self.supports_masking, self.sums = True, sums
         self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
 
     def call(self, inputs):
@@ -169,14 +169,14 @@ class Counting(keras.layers.Layer):
             return True
 
         tf.cond(tf.reduce_sum(inputs) < 1e9, count, lambda: False)
-        return inputs
+        return tf.reduce_sum(inputs, axis=-1, keepdims=True) if self.sums else inputs
 
 
 @pytest.mark.parametrize("eagerly", [True, False])
 def test_a_state_advances_once_per_batch_where_masks_are_needed_before_the_heads_run(eagerly):
-    counters = Counting(), Counting()
+    counters = Counting(), Counting(sums=True)
     trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Embedding(9, 3, mask_zero=True), counters[0]]))
-    trainer.add_head("a", keras.Sequential([counters[1], keras.layers.Dense(1)]), "mse")
+    trainer.add_head("a", counters[1], "mse")
     trainer.compile(keras.optimizers.SGD(0.0), run_eagerly=eagerly)
     tokens = np.array([[1, 2, 3, 0], [4, 5, 0, 0]])
     batch = tokens, {"a": np.where(tokens > 0, 1.0, 99.0).astype("float32")[..., None]}

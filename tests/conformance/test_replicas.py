@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from multihead import schedules
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 from tests.helpers.gathering import (
@@ -52,17 +49,3 @@ def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, bal
     actual, trainer = trained(updates, OPTIMIZERS[optimizer], gathering, balancer, level, clip, strategy)
     assert_alike(actual, wanted)
     assert_replicas_alike(trainer, strategy)
-
-
-@pytest.mark.thorough
-def test_schedule_state_and_balancer_state_are_alike_on_replicas(strategy):
-    with strategy.scope():
-        trainer = tiny.trainer(
-            keras.optimizers.SGD(0.01, momentum=0.9),
-            head_schedule=schedules.WhileConflicting(0.99, probe_every=2),
-            balancer="EqualNorms",
-            balance_every=2,
-        )
-    trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(16)).batch(4), epochs=1, verbose=0, shuffle=False)
-    assert_replicas_alike(trainer, strategy)
-    assert tiny.values([trainer.head_schedule.observations])[0] >= 2

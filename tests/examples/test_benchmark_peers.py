@@ -10,10 +10,10 @@ import pytest
 from benchmarks.speed import _shared, peers
 from benchmarks.speed._peers_problem import PARAMETERS, PLAIN, Problem
 
+pytestmark = pytest.mark.programs
+
 TICK = """
 import json, sys, threading, time
-
-pytestmark = pytest.mark.programs
 log = open(sys.argv[1], "w", buffering=1)
 def tick():
     while True:

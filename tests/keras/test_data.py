@@ -199,13 +199,6 @@ def test_evaluate_predict_and_diagnose_take_the_same(trainers):
     np.testing.assert_allclose(by_weight.losses, weighted, rtol=1e-5)
 
 
-def test_validation_split_is_the_last_part_also_with_accumulation(trainers):
-    for trainer in trainers.values():
-        found = trainer.fit(X, Y, validation_split=0.3, batch_size=BATCH, epochs=1, verbose=0).history
-        loss = trainer.evaluate(X[7:], Y[7:], verbose=0, return_dict=True)["size_loss"]
-        np.testing.assert_allclose(found["val_size_loss"][0], loss, rtol=1e-5)
-
-
 # ---------------------------------------------------------------------------------------------------------- two heads
 
 

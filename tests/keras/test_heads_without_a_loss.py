@@ -85,13 +85,6 @@ def test_saved_loaded_and_exported(tmp_path):
     np.testing.assert_allclose(served["code"], made.predict(X, verbose=0)["code"], rtol=1e-4, atol=1e-6)
 
 
-def test_no_metrics_and_no_targets():
-    made = trainer(metrics=())
-    assert "code_mae" not in made.fit(X, targets("price", "kind"), verbose=0).history
-    assert made.predict(X, verbose=0)["code"].shape == (24, 3)
-    made.summary(print_fn=lambda line: None)
-
-
 def test_callbacks_diagnose_and_a_custom_loop_leave_the_head_out():
     made = trainer()
     data = X, targets("price", "kind", "code")

@@ -186,7 +186,7 @@ def test_equal_labels_keep_their_scale_and_whole_numbers_their_digits():
     assert trainer.evaluate(X[:2], {"a": seconds}, verbose=0, return_dict=True)["a_loss"] == 1.0  # of -1 and 1, to 0
 
 
-def test_nothing_is_learned_a_second_time_but_by_a_head_added_anew():
+def test_nothing_is_learned_a_second_time_but_by_a_head_added_again():
     trainer = fitted(X[:4], {"a": np.array([1.0, 2.0, 3.0, 4.0])})
     trainer.fit(X[:4], {"a": np.array([10.0, 20.0, 30.0, 40.0])}, verbose=0)
     assert trainer.heads["a"].target_scaling.mean == 2.5
@@ -215,7 +215,7 @@ def trained():
     return trainer, y, trainer.predict(X, verbose=0)
 
 
-def test_a_loaded_trainer_predicts_the_same_and_learns_nothing_anew(trained, tmp_path):
+def test_a_loaded_trainer_predicts_the_same_and_learns_nothing_again(trained, tmp_path):
     trainer, y, predicted = trained
     trainer.save(tmp_path / "trainer.keras")
     loaded = keras.models.load_model(tmp_path / "trainer.keras")

@@ -1,4 +1,4 @@
-"""The balancer and the schedule that CONTRIBUTING.md shows keep the contracts of the library's own."""
+"""The balancer and the schedule that docs/developing/recipes.md shows keep the contracts of the library's own."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _registered_for_now() -> Iterator[None]:
 
 def module_of(heading: str, start: ModuleType | None = None) -> ModuleType:
     """The first block of Python under a heading, as a module."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition(f"### {heading}\n")[2]
+    text = (ROOT / "docs" / "developing" / "recipes.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     source = textwrap.dedent(re.search(r"^ *```python\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL).group(1))
     module = ModuleType("shown")
     vars(module).update(vars(start) if start else {}, __name__="shown")
-    exec(compile(source, f"CONTRIBUTING.md, {heading}", "exec"), vars(module))
+    exec(compile(source, f"recipes.md, {heading}", "exec"), vars(module))
     return module
 
 
