@@ -99,8 +99,8 @@ def vocabulary_of(texts: Sequence[str]) -> list[str]:
             counts[word] = counts.get(word, 0) + 1
     characters = sorted({character for word in counts for character in word})
     known = [*SPECIAL, *characters, *(f"##{each}" for each in characters)]
-    words = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
-    return [*known, *(word for word in words if word not in known)]
+    frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
+    return [*known, *(word for word in frequent if word not in known)]
 
 
 class Tokens:

@@ -93,8 +93,9 @@ class Study:
     def __init__(self, orders: int, held_out: int) -> None:
         self._data = workshop_data(orders, held_out, seed=0)
         train = self._data.splits["train"]
-        words = batches.vocabularies(train)
-        self._sizes, self._ids = [len(each) + 2 for each in words], batches.Vectorizers.of(*words)
+        vocabularies = batches.vocabularies(train)
+        self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
+        self._ids = batches.Vectorizers.of(*vocabularies)
         _, replies = self._ids(train.texts, train.targets)
         self._reply_length = min(LONGEST, int(tf.reduce_max(replies.row_lengths())))
 
