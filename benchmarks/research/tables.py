@@ -208,11 +208,13 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
     """
     from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 
-    most = max(map(len, panels.values()))
+    heights = [len(rows) + 2 for rows in panels.values()]
     every_row = [of_row for rows in panels.values() for of_row in rows.values()]
     variants = list(dict.fromkeys(variant for of_row in every_row for variant in of_row))
-    picture, axes = new_figure("differences", 1, len(panels), (5.0 * len(panels), 2.0 + 0.3 * most))
-    for axis, (name, rows) in zip(axes[0], panels.items()):
+    # One below the other, so that a phone shows them as large as a screen does.
+    picture, axes = new_figure("differences", len(panels), 1, (6.5, 0.3 * sum(heights) + 0.5 * len(panels)))
+    axes[0][0].get_gridspec().set_height_ratios(heights)
+    for (axis,), (name, rows) in zip(axes, panels.items()):
         for place, of_row in enumerate(reversed(rows.values())):
             for variant, each in of_row.items():
                 number = variants.index(variant)
@@ -221,7 +223,7 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
                 axis.plot([each.mean], [height], "o", color=colour(number), ms=4)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")
         axis.set_ylim(-0.6, len(rows) - 0.4)
-        axis.set_yticks(range(len(rows)), [row[:30] for row in reversed(rows)], fontsize=7 if most > 12 else 9)
+        axis.set_yticks(range(len(rows)), [row[:30] for row in reversed(rows)], fontsize=9)
         axis.set_xlabel(label, color=GREY)
         if logarithmic:
             axis.set_xscale("symlog", linthresh=10)
@@ -232,7 +234,7 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
         title(axis, name, "right of 0: sharing pays")
     for number, variant in enumerate(variants):
         at = {"xytext": (8, -14 * number), "textcoords": "offset points", "va": "top", "fontsize": 9}
-        axes[0][-1].annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
+        axes[0][0].annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
     return picture
 
 

@@ -33,15 +33,7 @@ class Answers(NamedTuple):
 class PriceModel:
     """The trainer, together with the conversion of texts to ids and of predictions to texts.
 
-    Args:
-        sizes: The hyperparameters.
-        vocabularies: The results of `build_vocabulary` for the sources and for the targets.
-        columns: The columns of the heads besides the reply.
-        heads: The heads of the trainer.
-
-    Attributes:
-        decoder: The module of the head `"reply"`; None without it.
-        columns: The columns of the other heads, by head name.
+    `columns` are those of the heads besides the reply; `decoder` is the module of the reply, None without it.
     """
 
     def __init__(
@@ -130,10 +122,7 @@ class PriceModel:
 
 
 def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:
-    """Loads what `PriceModel.save` saved.
-
-    Returns:
-        The model and the names of its columns.
+    """Loads what `PriceModel.save` saved: the model, and the names of its columns.
 
     Raises:
         InputError: The folder contains no model, or one that cannot be loaded.

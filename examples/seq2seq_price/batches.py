@@ -32,14 +32,7 @@ _PUNCTUATION = r"[^\s\pL\pM\pN_]+"
 
 
 class Examples(NamedTuple):
-    """Rows as the model reads them.
-
-    Attributes:
-        texts: Source texts.
-        targets: Target texts; without a token, there is none.
-        labels: Class numbers of the price ranges, int32 `[rows]`.
-        additional: The targets of each additional head, by its name.
-    """
+    """Rows as the model reads them; a target without a token is missing, and labels are numbers of price ranges."""
 
     texts: list[str]
     targets: list[str]
@@ -118,11 +111,7 @@ def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 class TargetReader:
-    """Converts target ids back to texts.
-
-    Args:
-        vocabulary: The result of `build_vocabulary`.
-    """
+    """Converts target ids back to texts, with the result of `build_vocabulary`."""
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self._tokens = tf.constant(["", "[UNK]", *vocabulary])
@@ -159,10 +148,9 @@ class Vectorizers:
 def training_batches(
     examples: Examples, vectorizers: Vectorizers, batch_size: int, *, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """Batches of rows of similar lengths, reshuffled in every epoch; the last batch of each bucket may be smaller.
+    """Batches of rows of similar lengths, reshuffled in every epoch, and their number per epoch.
 
-    Returns:
-        The dataset of batches `(ids, {"reply": ids, "price": labels, **additional})`, and the number of batches per epoch.
+    They are `(ids, {"reply": ids, "price": labels, **additional})`. The last batch of each bucket may be smaller.
     """
     sources, targets = vectorizers(examples.texts, examples.targets)
     buckets = buckets_by_length(sources.row_lengths().numpy(), targets.row_lengths().numpy(), NUM_BUCKETS)
@@ -179,16 +167,7 @@ def training_batches(
 
 
 def buckets_by_length(sources: np.ndarray, targets: np.ndarray, numbers: tuple[int, int]) -> np.ndarray:
-    """Assigns rows to buckets of about equal size by source length, and within each of them by target length.
-
-    Args:
-        sources: Source lengths, `[rows]`.
-        targets: Target lengths, `[rows]`.
-        numbers: The number of buckets by source length, and within each of them by target length.
-
-    Returns:
-        Bucket indices from 0, int32 `[rows]`.
-    """
+    """Bucket indices from 0, int32 `[rows]`: so many buckets by source length, and so many within each by target length."""
 
     def shares(lengths: np.ndarray, number: int) -> np.ndarray:
         return np.searchsorted(np.unique(np.quantile(lengths, np.arange(1, number) / number)), lengths)

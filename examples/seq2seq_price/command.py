@@ -159,14 +159,7 @@ def check_output(options: argparse.Namespace) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the example.
-
-    Args:
-        arguments: The command-line arguments; None for those of the process.
-
-    Returns:
-        0, or 2 after a one-line error message.
-    """
+    """Runs the example, and returns the exit status: 0, or 2 after a one-line error message."""
     options = parse(arguments)
     absent = what_to_install(("matplotlib", "rich"))
     if absent is not None:

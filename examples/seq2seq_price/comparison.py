@@ -61,17 +61,7 @@ def train_all(
     chosen: Sequence[model.Way] = model.WAYS,
     weights: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, model.Trained], PriceModel]:
-    """Trains in some ways.
-
-    Args:
-        options: The command-line options.
-        data: The data.
-        chosen: The ways.
-        weights: The weight of the price by the name of a way, if it is not 1.
-
-    Returns:
-        What became of each way, by its name, and the last model.
-    """
+    """What became of each of some ways to train, by name, and the last model; `weights` of the price are by name, too."""
     held_out, models = data.splits["dev"], [build_model(options, data)]  # this one for its vocabularies
     read = models[0].vectorizers
     batches, steps = training_batches(data.splits["train"], read, options.batch_size, seed=options.seed)
@@ -115,12 +105,7 @@ def table(rows: Rows) -> Table:
 
 
 def advice(rows: Rows, held_out: int) -> str:
-    """Which joint model to take, and why: the one that is better in the head in which they differ most, beyond the noise.
-
-    Args:
-        rows: The rows.
-        held_out: The number of held-out orders, from which the noise is estimated.
-    """
+    """Which joint model to take, and why: the one that is better in the head in which they differ most, beyond the noise."""
     gains = {head: rows[BALANCED][head] - rows[PLAIN][head] for head in WHAT}
     means = {head: (rows[BALANCED][head] + rows[PLAIN][head]) / 2 for head in WHAT}
     # Two standard errors of a difference.

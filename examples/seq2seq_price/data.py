@@ -19,14 +19,10 @@ Table = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Data:
-    """The data that a run trains and evaluates on.
+    """What a run trains and evaluates on: rows by the name of their split, `train` first, and the columns of the heads.
 
-    Attributes:
-        columns: Names of the `source`, `target` and `label` columns.
-        ranges: The price ranges.
-        splits: Rows by the name of their split, `train` first.
-        additional: The columns of additional heads.
-        files: The number of training rows in each file, if there are several.
+    `columns` are the names of the `source`, `target` and `label` columns; `files` has the number of rows of each training
+    file, if there are several.
     """
 
     columns: dict[str, str]
@@ -50,11 +46,7 @@ def workshop_data(orders: int, held_out: int, seed: int) -> Data:
 
 
 def load_data(options: Namespace, tell: Tell = lambda line: None) -> Data:
-    """Generates the workshop's orders, or reads the files named in the options.
-
-    Args:
-        options: The command-line options.
-        tell: Is told in a line per file what was read, how, and what was left out.
+    """Generates the workshop's orders, or reads the files named in the options, and tells how in a line per file.
 
     Raises:
         InputError: A file or a column cannot be used.
@@ -88,12 +80,7 @@ def load_data(options: Namespace, tell: Tell = lambda line: None) -> Data:
 
 
 def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> Table:
-    """The rows of a table that have a source text and something to learn from it.
-
-    Args:
-        options: The command-line options.
-        path: The table.
-        tell: Is told in one line what was read, how, and what was left out.
+    """The rows of a table that have a source text and something to learn from it; tells how it was read.
 
     Raises:
         InputError: The file or a column cannot be used, or no row is left.

@@ -21,11 +21,7 @@ WIDTH = 79
 
 
 class Clock:
-    """Estimates the time that is left, from that of the updates so far.
-
-    Args:
-        updates: The number of updates of the whole command.
-    """
+    """Estimates the time that is left of so many updates, from that of the updates so far."""
 
     def __init__(self, updates: int) -> None:
         self.updates, self.done, self._begun = updates, 0, time.perf_counter()
@@ -36,13 +32,7 @@ class Clock:
 
 
 class Progress(keras.callbacks.Callback):
-    """Prints a line for each epoch, with each head's accuracy or loss; on a terminal, the line of the epoch changes.
-
-    Args:
-        clock: The clock of the command.
-        name: What is trained.
-        quiet: Whether nothing is printed.
-    """
+    """Prints a line for each epoch, with each head's accuracy or loss; on a terminal, the line of the epoch changes."""
 
     def __init__(self, clock: Clock, name: str = "", *, quiet: bool = False) -> None:
         super().__init__()
@@ -77,7 +67,8 @@ class Progress(keras.callbacks.Callback):
             names = [f"{prefix}{head}_{kind}" for prefix in ("val_", "") for kind in ("token_accuracy", "accuracy", "loss")]
             name = next((name for name in names if name in (logs or {})), None)
             shown += [f"{head}{' loss' * name.endswith('loss')} {logs[name]:.2f}"] if name else []
-        return "  ".join(filter(None, [*shown, str(self.clock)]))[:WIDTH].ljust(WIDTH)
+        left = f"  {self.clock}"
+        return f"{'  '.join(filter(None, shown))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
 
 
 def exact(wanted: Sequence[str], received: Sequence[str]) -> float:
@@ -105,15 +96,7 @@ def write_history(folder: Path, history: keras.callbacks.History) -> None:
 
 
 def write_samples(path: Path, examples: Examples, answers: Any, names: Sequence[str], number: int = 10) -> None:
-    """Writes rows with and without an error: the text, the expected answer and the model's answer.
-
-    Args:
-        path: The file.
-        examples: The rows; samples are spread evenly over them.
-        answers: The model's predictions for them, including replies.
-        names: Names of the price ranges.
-        number: The maximum number of rows of each kind.
-    """
+    """Writes a number of rows with and without an error, from all over: the text, the expected and the model's answer."""
     ranges = np.argmax(answers.by_head["price"], axis=1)
     samples: dict[bool, list[str]] = {False: [], True: []}
     for text, target, label, reply, guess in zip(*examples[:3], answers.replies, ranges):

@@ -36,12 +36,7 @@ from multihead import balancing, callbacks
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
-    """An untrained model with vocabularies from the training rows.
-
-    Args:
-        options: The command-line options.
-        data: The data to train on.
-        heads: The heads to train; by default, all with targets.
+    """An untrained model with vocabularies from the training rows, and all heads of the data or some of them.
 
     Raises:
         InputError: A training text or target is longer than `--max-tokens`.
@@ -70,13 +65,7 @@ def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.HeadEarl
 def train_model(
     options: Namespace, model: PriceModel, data: Data, worker: Worker | None = None
 ) -> tuple[dict[str, Any], keras.callbacks.History]:
-    """Trains a model and restores the weights of the epoch with the lowest validation loss.
-
-    Args:
-        options: The command-line options.
-        model: The model, created in the scope of the worker's strategy.
-        data: The data.
-        worker: This process among the workers; by default, it is alone.
+    """Trains a model, created in the scope of the worker's strategy, and restores the epoch with the lowest loss.
 
     Returns:
         Training statistics, and Keras's history.

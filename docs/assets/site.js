@@ -12,3 +12,16 @@ function markWideTables() {
 }
 window.addEventListener("load", markWideTables);
 window.addEventListener("resize", markWideTables);
+
+// A picture opens in its own size, which a phone can enlarge.
+function linkPictures() {
+  for (const picture of document.querySelectorAll(".md-content img")) {
+    if (!picture.closest("a")) {
+      const link = document.createElement("a");
+      link.href = picture.src;
+      picture.replaceWith(link);
+      link.append(picture);
+    }
+  }
+}
+window.addEventListener("load", linkPictures);

@@ -1,4 +1,4 @@
-"""Multi-task learning as a bargaining game (Nash-MTL)."""
+"""Balancers by the utility of the heads' improvements: Nash-MTL and FairGrad."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.tensors import where
+from multihead._ground.validation import check_positive
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import UnitRows, of_a_pair, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone
@@ -48,15 +49,9 @@ class NashMTL(Balancer):
 
 
 def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Tensor:
-    """Finds `y > 0` with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
+    """Finds weights `y > 0` of the unit rows with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
 
-    Args:
-        rows: The unit rows.
-        scales: `[num_heads]` float64, positive.
-        power: Above 0.
-
-    Returns:
-        `[num_heads]` float64 weights of the unit rows. The weights of opposed heads make the result orthogonal to them.
+    The weights of opposed heads make the result orthogonal to them.
     """
     if rows.num_heads == 2 and power == 1.0:  # by symmetry, both weights of unit rows are equal
         return of_a_pair(rows, scales / tf.sqrt(tf.maximum(1.0 + rows.cosines[0, 1], rows.tolerance)))
@@ -68,7 +63,7 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
     def exact() -> tf.Tensor:
         cone = dual_cone(rows)
         takes_part = (rows.active > 0) & ~cone.opposed
-        reduced = cone.reduced_cosines()
+        reduced = tf.matmul(cone.removal, tf.matmul(rows.cosines, cone.removal), transpose_a=True)  # without the opposed
         diagonal = where(takes_part, tf.linalg.diag_part(reduced), 1.0)
         solution = _solve(tf.linalg.set_diag(reduced, diagonal), where(takes_part, scales, 1.0), power)
         return cone.inside(cone.without_opposed(where(takes_part, solution, 0.0)))
@@ -77,20 +72,12 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
 
 
 def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
-    """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`.
+    """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`, for positive `scales` and `power`.
 
     The solution minimizes the convex function `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a
     logarithm for `power == 1`). A Newton step is shortened if it would leave `y > 0` or overshoot the minimum along its
-    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale.
-
-    Args:
-        gramian: `[n, n]` float64, positive semidefinite, with a positive diagonal, and such that `gramian y = 0` for no
-            `y >= 0` other than 0.
-        scales: `[n]` float64, positive.
-        power: Above 0.
-
-    Returns:
-        `[n]` float64.
+    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale. The matrix
+    is positive semidefinite with a positive diagonal, and `gramian y = 0` for no `y >= 0` other than 0.
     """
     diagonal = tf.linalg.diag_part(gramian)
     start = tf.pow(scales / diagonal, 1.0 / (1.0 + power))
@@ -119,3 +106,43 @@ def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
 
     state = (tf.constant(0), start, tf.constant(tf.float64.max, tf.float64))
     return tf.while_loop(lambda count, _, change: (count < 200) & (change > 1e-12), step, state)[1]
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class FairGrad(Balancer):
+    """Maximizes the alpha-fair utility of the heads' improvements.
+
+    Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = w_k^(-1 / alpha)`, with `G` the Gramian. `alpha = 1` is
+    `NashMTL`; `alpha -> 0` is the plain sum; a larger `alpha` favors the head that improves least.
+
+    What it fixes: direction (`d . g_k > 0` for every head) and, increasingly with `alpha`, magnitude. Size of the
+    update: `|d|^2 = sum_k w_k^(1 - 1/alpha)`, which differs from that of the sum; set the learning rate accordingly.
+
+    Heads that exactly oppose each other are handled as in `NashMTL`.
+
+    Args:
+        alpha: A number above 0.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: `alpha` is not above 0, or there are more than 1024 heads.
+
+    Example:
+        >>> FairGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.0313, 0.7908, 0.7908]
+
+    Source: Ban and Ji, Fair Resource Allocation in Multi-Task Learning, ICML 2024, equation 4. The paper tunes `alpha`
+    for each dataset; the default is its value for NYU-v2.
+    """
+
+    max_heads = MANY_HEADS
+
+    def __init__(self, alpha: float = 2.0, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.alpha = check_positive("alpha", alpha)
+        self.scale_invariant = self.alpha == 1
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        power = 1.0 / self.alpha
+        return rows.coefficients(bargaining_weights(rows, tf.pow(rows.norms, power - 1.0), power))
