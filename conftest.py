@@ -12,7 +12,7 @@ import pytest
 MODELS = Path(__file__).parent / "models"
 PACKAGE = Path(__file__).parent / "multihead"
 
-pytest_plugins = ["pytester", "tests.helpers.selection"]
+pytest_plugins = ["tests.helpers.selection"]
 
 
 def pytest_configure() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -12,7 +13,7 @@ import numpy as np
 from examples._command_line import InputError
 from examples._orders import BAND_EDGES, TAGS
 
-NO_LABEL = -1
+NO_LABEL, LENGTH = -1, 32
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 POOLED, SEQUENCE = "pooled_output", "sequence_output"
 
@@ -27,30 +28,8 @@ def what_keras_it_needs() -> str | None:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- the encoder
-
-
-class Encoder(NamedTuple):
-    """A backbone, and the model of its layers that the trainer has as its encoder.
-
-    Attributes:
-        backbone: It has `enable_lora`.
-        model: Returns a dict of `pooled_output`, `[batch, size]`, and `sequence_output`, `[batch, time, size]`.
-    """
-
-    backbone: Any
-    model: Any
-
-
 def backbone_from_config(name: str, vocabulary: int, length: int, *, size: int = 64, layers: int = 2) -> Any:
-    """A small backbone with random weights.
-
-    Args:
-        name: A class of `keras_hub.models` without `Backbone`, such as `"Bert"`.
-        vocabulary: Number of token ids.
-        length: The longest input, in tokens.
-        size: Size of a token's representation.
-        layers: Number of layers.
+    """A small backbone with random weights: `keras_hub.models.{name}Backbone`, with tokens of some size.
 
     Raises:
         InputError: There is no such backbone, or it needs more than these numbers.
@@ -80,17 +59,18 @@ def backbone_from_config(name: str, vocabulary: int, length: int, *, size: int =
         ) from error
 
 
-def encoder_of(backbone: Any) -> Encoder:
-    """The encoder of a backbone: itself if it returns both outputs, otherwise with the mean of the tokens as the pooled one.
+def encoder_of(backbone: Any) -> Any:
+    """The model of a backbone's layers that returns `POOLED` `[batch, size]` and `SEQUENCE` `[batch, time, size]`.
 
-    Of a backbone with an encoder and a decoder, it is the encoder.
+    It is the backbone itself if this returns both; otherwise the mean of the tokens is the pooled output. Of a backbone with
+    an encoder and a decoder, it is the encoder.
 
     Raises:
         InputError: The backbone reads something else than tokens.
     """
     inputs, outputs = backbone.input, backbone.output
     if isinstance(inputs, dict) and isinstance(outputs, dict) and {POOLED, SEQUENCE} <= set(outputs):
-        return Encoder(backbone, backbone)
+        return backbone
     inputs = {name: each for name, each in inputs.items() if not name.startswith("decoder_")}
     ids = inputs.get("token_ids", inputs.get("encoder_token_ids"))
     if ids is None or set(inputs) - set(_blank(inputs)):
@@ -102,16 +82,13 @@ def encoder_of(backbone: Any) -> Encoder:
     mask = inputs.get("padding_mask", inputs.get("encoder_padding_mask"))
     mask = keras.ops.not_equal(ids, 0) if mask is None else mask
     pooled = keras.layers.GlobalAveragePooling1D(name="pooled")(sequence, mask=mask)
-    return Encoder(backbone, keras.Model(inputs, {POOLED: pooled, SEQUENCE: sequence}, name=f"{backbone.name}_encoder"))
+    return keras.Model(inputs, {POOLED: pooled, SEQUENCE: sequence}, name=f"{backbone.name}_encoder")
 
 
 def _blank(names: Any) -> dict[str, str]:
     """What each input of a backbone is, by its name."""
     kinds = ("token_ids", "padding_mask", "segment_ids")
     return {name: kind for name in names for kind in kinds if name in (kind, f"encoder_{kind}")}
-
-
-# --------------------------------------------------------------------------------------------------- orders as inputs
 
 
 def vocabulary_of(texts: Sequence[str]) -> list[str]:
@@ -122,24 +99,16 @@ def vocabulary_of(texts: Sequence[str]) -> list[str]:
             counts[word] = counts.get(word, 0) + 1
     characters = sorted({character for word in counts for character in word})
     known = [*SPECIAL, *characters, *(f"##{each}" for each in characters)]
-    words = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
-    return [*known, *(word for word in words if word not in known)]
+    frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
+    return [*known, *(word for word in frequent if word not in known)]
 
 
 class Tokens:
-    """Converts orders to the inputs of a backbone and to the labels of their tokens.
-
-    Args:
-        tokenizer: A tokenizer of KerasHub.
-        length: Tokens per order; longer ones are cut.
-        inputs: Names of the backbone's inputs.
-    """
+    """Converts orders to the inputs of a backbone, with these names and `length` tokens at most, and to labels."""
 
     def __init__(self, tokenizer: Any, length: int, inputs: Any) -> None:
-        self.length = length
+        self._tokenizer, self._kinds, self.length = tokenizer, _blank(inputs), length
         self.size: int = tokenizer.vocabulary_size()
-        self._tokenizer = tokenizer
-        self._kinds = _blank(inputs)
         self._known: dict[str, list[int]] = {}
         self.start = self._id("cls_token_id", "start_token_id")
         self.end = self._id("sep_token_id", "end_token_id")
@@ -156,12 +125,10 @@ class Tokens:
             self._known[word] = [int(each) for each in np.asarray(ids).ravel()]
 
     def __call__(self, rows: Sequence[dict[str, str]]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The inputs, `[rows, length]` each, and the targets by head.
+        """The inputs by name, `[rows, length]` each, and the targets by head.
 
-        Returns:
-            The inputs by name, and the targets: `price`, the number of the price's range, `[rows]`; `tags`, `[rows,
-            length]`, the number of the tag of a token's word, `NO_LABEL` at special tokens; `haste`, `[rows]`, 1 for an
-            express order. Punctuation after a word is not part of what the word says: its tag is `other`.
+        `price` is the number of the price's range, `[rows]`; `tags` the number of the tag of each token's word, `[rows,
+        length]`, `NO_LABEL` at special tokens, `other` at punctuation after a word; `haste` is 1 for an express order.
         """
         self._read([piece for row in rows for word in row["text"].split(" ") for piece in _pieces(word) if piece])
         ids = np.full([len(rows), self.length], self.padding, "int32")
@@ -194,19 +161,10 @@ def _pieces(word: str) -> tuple[str, str]:
 
 
 def mask_tokens(tokens: Tokens, inputs: dict[str, np.ndarray], copies: int, seed: int) -> tuple[dict[str, Any], np.ndarray]:
-    """Copies of inputs in which tokens are masked, and the masked tokens as labels.
+    """Copies of inputs, each with other tokens masked, and the masked tokens as labels, `[copies * rows, length]`.
 
     Of the tokens that are not special, 15 % are to be predicted, as in BERT: four fifths of them are replaced by the mask, a
-    tenth by a random token, a tenth stay.
-
-    Args:
-        tokens: It has the numbers of the special tokens.
-        inputs: Inputs, `[rows, length]` each.
-        copies: How often each row occurs, each time with other masks.
-        seed: Seed of the masks.
-
-    Returns:
-        The inputs and the labels, `[copies * rows, length]` each; the label is `NO_LABEL` at tokens not to be predicted.
+    tenth by a random token, a tenth stay. The label of other tokens is `NO_LABEL`.
     """
     generator = np.random.default_rng(seed)
     inputs = {name: np.concatenate([values] * copies) for name, values in inputs.items()}
@@ -218,3 +176,32 @@ def mask_tokens(tokens: Tokens, inputs: dict[str, np.ndarray], copies: int, seed
     masked = np.where(chosen & (lot < 0.8), tokens.mask, ids)
     masked = np.where(chosen & (lot > 0.9), generator.integers(len(SPECIAL), tokens.size, ids.shape), masked)
     return {**inputs, name: masked.astype("int32")}, np.where(chosen, ids, NO_LABEL)
+
+
+class Start(NamedTuple):
+    """What all ways begin with: backbones with pretrained weights or without, orders as their inputs, the learning rate."""
+
+    make: Callable[[bool], Any]
+    tokens: Tokens
+    rate: float
+
+
+def from_preset(preset: str) -> Start:
+    """A published backbone with its tokenizer, or one in a folder that `save_to_preset` has written.
+
+    Raises:
+        InputError: There is none, or it cannot be loaded.
+    """
+    import keras_hub
+
+    try:
+        tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(preset)
+        make = partial(keras_hub.models.Backbone.from_preset, preset)
+        inputs = encoder_of(make(load_weights=False)).input
+    except InputError:
+        raise
+    except Exception as error:  # of the network, of a file, or of KerasHub
+        raise InputError(
+            f"`--preset` must be a preset of KerasHub for text, or a folder with one. Received: {preset!r}: {error}"
+        ) from error
+    return Start(lambda pretrained: make(load_weights=pretrained), Tokens(tokenizer, LENGTH, inputs), 1e-4)

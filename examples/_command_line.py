@@ -15,7 +15,6 @@ EXTRAS = {
     "rich": "examples",
     "gymnasium": "examples",
     "sklearn": "benchmarks",
-    "tensorboard": "tensorboard",
     "keras_hub": "hub",
     "fastapi": "serving",
     "uvicorn": "serving",

@@ -58,9 +58,10 @@ class Session:
             table.add_row(*map(Text, row))
         self._console.print(table)
 
-    def save(self, figure: Any) -> Path:
-        """Saves the program's figure in its folder and prints the path."""
-        path = self.folder / f"{self.program}.png"
+    def save(self, figure: Any, name: str | None = None) -> Path:
+        """Saves a figure in the program's folder, under the program's name by default, and prints the path."""
+        path = self.folder / f"{name or self.program}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=_style.DPI)
         self.say(f"wrote {path}")
         return path
@@ -70,11 +71,10 @@ def run_program(
     program: str,
     description: str | None,
     body: Callable[[Session], None],
-    arguments: Sequence[str] | None,
+    arguments: Sequence[str] | None = None,
     *,
     needs: Sequence[str] = ("matplotlib", "rich"),
     own: Mapping[str, Mapping[str, Any]] | None = None,
-    refuse: Callable[[], str | None] = lambda: None,
 ) -> int:
     """Parses the command line, checks for extras, sets the seeds and runs a program.
 
@@ -85,23 +85,21 @@ def run_program(
         arguments: The command-line arguments; None for those of the process.
         needs: Modules of the extras that it imports.
         own: Options of its own: by name, the arguments of `add_argument`.
-        refuse: Returns a sentence if it cannot run here, whatever is installed.
 
     Returns:
         The exit status: 0, or 2 after a one-line error message.
     """
     name = f"examples.{program}"
     parser = Parser(name, description=description)
-    output = Path("runs", program)
-    parser.add_argument(
-        "--output", type=Path, default=output, metavar="DIR", help=f"folder for the figure (default: {output})"
-    )
-    parser.add_argument("--seed", type=whole(0, below=2**31), default=0, metavar="N", help="random seed (default: 0)")
-    parser.add_argument("--quick", action="store_true", help="a small run that takes seconds")
-    for option, described in (own or {}).items():
+    shared: dict[str, dict[str, Any]] = {
+        "--output": {"type": Path, "default": Path("runs", program), "metavar": "DIR", "help": "folder for the results"},
+        "--seed": {"type": whole(0, below=2**31), "default": 0, "metavar": "N", "help": "random seed (default: 0)"},
+        "--quick": {"action": "store_true", "help": "a small run that takes seconds"},
+    }
+    for option, described in {**shared, **(own or {})}.items():
         parser.add_argument(option, **described)
     options = parser.parse_args(arguments)
-    absent = refuse() or what_to_install(needs)
+    absent = what_to_install(needs)
     if absent is not None:
         return fail(name, absent)
     try:

@@ -33,15 +33,7 @@ WIDTH = 9.0
 
 
 def new_figure(rows: int, columns: int, height: float, *, width: float = WIDTH, **options: Any) -> tuple[Any, Any]:
-    """Creates a figure and its axes, a single one or an array. No display is needed.
-
-    Args:
-        rows: Rows of axes.
-        columns: Columns of axes.
-        height: Height in inches.
-        width: Width in inches.
-        **options: Arguments of `matplotlib.figure.Figure.subplots`.
-    """
+    """A figure, sizes in inches, and its axes, a single one or an array; `options` are those of `Figure.subplots`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -67,7 +59,7 @@ def label_ends(axis: Any, x: float, ends: Sequence[tuple[float, str, str]], *, g
     Args:
         axis: The axis; its scale and limits are set already.
         x: Where the lines end.
-        ends: Value, name and colour of each line.
+        ends: Value, name and color of each line.
         gap: The smallest distance of two names, as a fraction of the axis's height.
     """
     axis.get_ylim()  # matplotlib computes limits when they are asked for
@@ -81,13 +73,5 @@ def label_ends(axis: Any, x: float, ends: Sequence[tuple[float, str, str]], *, g
         heights[k] = min(heights[k], top)
         top = heights[k] - gap
     for height, (_, name, color) in zip(heights, places):
-        axis.annotate(
-            name,
-            (x, height),
-            xycoords=("data", "axes fraction"),
-            xytext=(5, 0),
-            textcoords="offset points",
-            color=color,
-            va="center",
-            annotation_clip=False,
-        )
+        place = {"xycoords": ("data", "axes fraction"), "xytext": (5, 0), "textcoords": "offset points"}
+        axis.annotate(name, (x, height), **place, color=color, va="center", annotation_clip=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -19,27 +20,16 @@ import tensorflow as tf
 from examples import _style
 from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
-from multihead import clipping as clippings
+from multihead.clipping import ByAverageNorm, ByGlobalNorm, ByNorm, ByValue
 
 Array = np.ndarray[Any, Any]
 Batch = tuple[Array, dict[str, Array]]
-KINDS = {
-    "by value": clippings.ByValue,
-    "by norm": clippings.ByNorm,
-    "by average norm": clippings.ByAverageNorm,
-    "by global norm": clippings.ByGlobalNorm,
-}
+KINDS = {"by value": ByValue, "by norm": ByNorm, "by average norm": ByAverageNorm, "by global norm": ByGlobalNorm}
 VOCABULARY, CLASSES, TIME = 64, 4, 30
 # The trainable variables in order: those of the encoder, then those of each head.
 VARIABLES = (
-    "embedding",
-    "input kernel",
-    "recurrent kernel",
-    "recurrent bias",
-    "recent: kernel",
-    "recent: bias",
-    "high: kernel",
-    "high: bias",
+    *("embedding", "input kernel", "recurrent kernel", "recurrent bias"),
+    *("recent: kernel", "recent: bias", "high: kernel", "high: bias"),
 )
 
 
@@ -53,21 +43,14 @@ def make_batch(generator: np.random.Generator, size: int = 32) -> Batch:
 def make_trainer(seed: int, optimizer: Any) -> MultiHeadTrainer:
     """The network and its two heads; the same seed gives the same weights."""
     keras.utils.set_random_seed(seed)
-    encoder = keras.Sequential(
-        [
-            keras.layers.Embedding(VOCABULARY, 8),
-            # Every time step enlarges the state, and every step of backpropagation the gradient.
-            keras.layers.SimpleRNN(32, recurrent_initializer=keras.initializers.Orthogonal(1.5)),
-        ]
-    )
-    trainer = MultiHeadTrainer(encoder)
+    embedding = keras.layers.Embedding(VOCABULARY, 8)
+    # Every time step enlarges the state, and every step of backpropagation the gradient.
+    recurrent = keras.layers.SimpleRNN(32, recurrent_initializer=keras.initializers.Orthogonal(1.5))
+    trainer = MultiHeadTrainer(keras.Sequential([embedding, recurrent]))
     trainer.add_head("recent", keras.layers.Dense(CLASSES, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.add_head("high", keras.layers.Dense(1), "mse")
     trainer.compile(optimizer, max_skipped_updates=None)  # the run without clipping diverges, to show how
     return trainer
-
-
-# ------------------------------------------------------------------------------------------- inspecting gradients
 
 
 def dense(gradient: Any) -> Array:
@@ -82,8 +65,13 @@ def global_norm(gradients: Sequence[Any]) -> float:
 
 def cosine(first: Sequence[Any], second: Sequence[Any]) -> float:
     """The cosine of the angle between two lists of gradients."""
-    pairs = [(dense(a), dense(b)) for a, b in zip(first, second) if a is not None]
-    return float(sum(np.sum(a * b) for a, b in pairs)) / (global_norm(first) * global_norm(second))
+    products = [np.sum(dense(a) * dense(b)) for a, b in zip(first, second) if a is not None]
+    return float(sum(products)) / (global_norm(first) * global_norm(second))
+
+
+def gradients_of(trainer: MultiHeadTrainer, tokens: Array, targets: dict[str, Array]) -> list[Any]:
+    """The gradients of a batch, in the order of `VARIABLES`."""
+    return [gradient for gradient, _ in trainer.compute_gradients((tokens, targets))]
 
 
 def kind_of(gradient: Any) -> str:
@@ -103,191 +91,107 @@ def calibrated(kind: Callable[[float], Any], gradients: Sequence[Any], target: f
     return kind(high)
 
 
-class Look(NamedTuple):
-    """One variable's gradient: its kind, and its norm before and after each way of clipping."""
-
-    kind: str
-    norm: float
-    clipped: dict[str, float]
-
-
-def inspect(gradients: Sequence[Any], clips: dict[str, Any]) -> dict[str, Look]:
-    """One entry per variable; a gradient of None has norm 0."""
-    after = {name: clip(gradients) for name, clip in clips.items()}
-    return {
-        name: Look(
-            kind_of(gradient),
-            global_norm([gradient]),
-            {way: global_norm([clipped[i]]) for way, clipped in after.items()},
-        )
-        for i, (name, gradient) in enumerate(zip(VARIABLES, gradients))
-    }
-
-
-def directions(gradients: Sequence[Any], norms: Sequence[float]) -> dict[str, list[float]]:
-    """The cosine with the unclipped gradient after clipping to each of these norms, for each way of clipping."""
-    return {
-        name: [cosine(gradients, calibrated(kind, gradients, norm)(gradients)) for norm in norms]
-        for name, kind in KINDS.items()
-    }
-
-
-# ------------------------------------------------------------------------------------------------------- training
-
-
 class Trace(NamedTuple):
-    """A training run, with one value per update (accuracy: every ten updates).
-
-    Attributes:
-        norms: Global norms of the gradients.
-        applied: Global norms after clipping.
-        cosines: Cosines between the two.
-        made: Whether the update was applied; it is skipped if a gradient is not finite.
-        accuracy: Accuracy of the head `recent` on held-out examples.
-    """
+    """A training run: norms before clipping, whether each update was applied, and `recent`'s accuracy every ten updates."""
 
     norms: list[float]
-    applied: list[float]
-    cosines: list[float]
     made: list[bool]
     accuracy: list[float]
 
 
-def train(
-    clip: Any, seed: int, updates: int, rate: float, advance: Callable[[], None] = lambda: None
-) -> tuple[Trace, MultiHeadTrainer]:
-    """A custom training loop: compute, inspect, clip and apply gradients.
-
-    Args:
-        clip: A clipping, or None.
-        seed: Seed of weights and data.
-        updates: Number of updates.
-        rate: Learning rate of SGD.
-        advance: Called after each update.
-    """
-    trainer = make_trainer(seed, keras.optimizers.SGD(rate))
+def train(clip: Any, seed: int, updates: int, advance: Callable[[], None] = lambda: None) -> Trace:
+    """A custom training loop with SGD: compute, inspect, clip (unless `clip` is None) and apply gradients."""
+    trainer = make_trainer(seed, keras.optimizers.SGD(0.1))
     generator = np.random.default_rng(seed)
     held_out = make_batch(generator, 256)
-    trainer.compute_gradients(held_out)  # creates the variables
+    variables = [variable for _, variable in trainer.compute_gradients(held_out)]  # creates them
     compute = tf.function(lambda *batch: [gradient for gradient, _ in trainer.compute_gradients(batch)])
     answer = tf.function(lambda tokens: trainer(tokens)["recent"])
-    variables = [variable for _, variable in trainer.compute_gradients(held_out)]
-    trace = Trace([], [], [], [], [])
+    trace = Trace([], [], [])
     for update in range(updates):
         gradients = compute(*make_batch(generator))
         clipped = gradients if clip is None else clip(gradients)
         trace.norms.append(global_norm(gradients))
-        trace.applied.append(global_norm(clipped))
-        finite = np.isfinite(trace.norms[-1])
-        trace.cosines.append(cosine(gradients, clipped) if finite else np.nan)
         trace.made.append(bool(trainer.apply_gradients(zip(clipped, variables))))
         if update % 10 == 9:
             right = answer(held_out[0]).numpy().argmax(axis=1) == held_out[1]["recent"]
             trace.accuracy.append(float(right.mean()))
         advance()
-    return trace, trainer
+    return trace
 
-
-# ------------------------------------------------------------------------------------------------------- results
 
 COLORS = {"unclipped": _style.GREY, **dict(zip(KINDS, (_style.RED, _style.ORANGE, _style.PURPLE, _style.GREEN)))}
 
 
 @_style.styled
-def draw(looks: dict[str, Look], traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list[float]]) -> Any:
-    """Draws norms and accuracy of the training runs, cosines by clipped norm, and each variable's share at norm 1."""
-    figure, axes = _style.new_figure(2, 2, 7.4)
+def draw(traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list[float]]) -> Any:
+    """Draws norms and accuracy of the training runs, and cosines by clipped norm."""
+    figure, axes = _style.new_figure(1, 3, 4.0, width=12.0)
     for name, trace in traces.items():
-        axes[0, 0].plot(trace.norms, color=COLORS[name], lw=1, alpha=0.8)
-        axes[0, 1].plot(np.arange(1, len(trace.accuracy) + 1) * 10, trace.accuracy, color=COLORS[name], label=name)
+        axes[0].plot(trace.norms, color=COLORS[name], lw=1, alpha=0.8)
+        axes[1].plot(np.arange(1, len(trace.accuracy) + 1) * 10, trace.accuracy, color=COLORS[name], label=name)
     broken = next((i for i, made in enumerate(traces["unclipped"].made) if not made), None)
     if broken is not None:
-        axes[0, 0].axvline(broken, color=COLORS["unclipped"], ls=":")
-        axes[0, 0].text(broken, 1e10, f"  unclipped: not finite\n  from update {broken} on", color=_style.GREY)
-    axes[0, 0].set(yscale="log", ylim=(0.1, 1e12), xlabel="update", title="Without clipping, the norm explodes")
-    axes[0, 1].set(ylim=(0, 1.03), xlabel="update", title="With any clipping, it learns")
-    axes[0, 0].set_ylabel("gradient norm before clipping")
-    axes[0, 1].set_ylabel("accuracy, held out")
+        axes[0].axvline(broken, color=COLORS["unclipped"], ls=":")
+        axes[0].text(broken, 1e10, f"  unclipped: not finite\n  from update {broken} on", color=_style.GREY)
+    axes[0].set(yscale="log", ylim=(0.1, 1e12), title="Without clipping, the norm explodes")
+    axes[0].set(xlabel="update", ylabel="gradient norm before clipping")
+    axes[1].set(ylim=(0, 1.03), xlabel="update", ylabel="accuracy, held out", title="With clipping, training goes on")
     for name, cosines in left.items():
-        axes[1, 0].plot(limits, cosines, color=COLORS[name], label=name)
-    axes[1, 0].set(xscale="log", ylim=(0, 1.05), xlabel="norm after clipping")
-    axes[1, 0].set(title="Global norm keeps the direction")
-    axes[1, 0].set_ylabel("cosine with the gradient")
-    axes[1, 0].axvline(1, color="black", lw=0.8, ls=":")
-    places = np.arange(len(looks))
-    norms = {"unclipped": [look.norm for look in looks.values()]}
-    norms |= {name: [look.clipped[name] for look in looks.values()] for name in KINDS}
-    for i, (name, values) in enumerate(norms.items()):
-        share = np.square(values) / np.sum(np.square(values))
-        axes[1, 1].bar(places + 0.16 * (i - 2), share, 0.16, color=COLORS[name], label=name)
-    axes[1, 1].set_xticks(places, list(looks), rotation=30, ha="right")
-    axes[1, 1].set(title="and each variable's share (norm 1)")
-    axes[1, 1].set_ylabel("share of the squared norm")
-    handles, names = axes[1, 1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        axes[2].plot(limits, cosines, color=COLORS[name])
+    axes[2].set(xscale="log", ylim=(0, 1.05), title="Global norm keeps the direction")
+    axes[2].set(xlabel="norm after clipping", ylabel="cosine with the gradient")
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=len(traces), frameon=False)
     return figure
 
 
-def show_one_step(session: Session) -> tuple[list[Any], dict[str, Any], dict[str, Look]]:
-    """Computes, inspects and clips one exploding gradient, and one of a batch in which a head has no labels."""
-    trainer = make_trainer(session.seed, keras.optimizers.Adam(0.01))  # Adam also moves on zero gradients
-    tokens, targets = make_batch(np.random.default_rng(session.seed))
-    pairs = trainer.compute_gradients((tokens, targets))
-    gradients = [gradient for gradient, _ in pairs]
-    clips = {name: calibrated(kind, gradients, 1.0) for name, kind in KINDS.items()}
-    looks = inspect(gradients, clips)
-    rows = [
-        [name, look.kind, f"{look.norm:.3g}", *(f"{norm:.3f}" for norm in look.clipped.values())]
-        for name, look in looks.items()
-    ]
-    rows.append(["limit", "", "", *(f"{clip.limit:.2g}" for clip in clips.values())])
-    rows.append(["cosine", "", "", *(f"{cosine(gradients, clip(gradients)):.3f}" for clip in clips.values())])
-    title = f"One gradient with norm {global_norm(gradients):.3g}, clipped to norm 1: norms by variable"
-    session.table(title, ["variable", "kind", "norm", *(name.removeprefix("by ") for name in clips)], rows)
-
-    clip = clips["by global norm"]
-    trainer.apply_gradients(zip(clip(gradients), [variable for _, variable in pairs]))
-    high = trainer.heads["high"].module
-    before = [values.copy() for values in high.get_weights()]
-    pairs = trainer.compute_gradients((tokens, {"recent": targets["recent"]}))
-    partial = [gradient for gradient, _ in pairs]
-    kinds = [f"{name}: {kind_of(gradient)}" for name, gradient in zip(VARIABLES, partial) if kind_of(gradient) != "dense"]
-    trainer.apply_gradients(zip(clip(partial), [variable for _, variable in pairs]))
-    still = all(np.array_equal(*values) for values in zip(before, high.get_weights()))
-    session.say(
+def without_labels(trainer: MultiHeadTrainer, clip: Any, tokens: Array, targets: dict[str, Array]) -> str:
+    """What an update with Adam does to the head `high` if a batch has no labels for it."""
+    variables = [variable for _, variable in trainer.compute_gradients((tokens, targets))]
+    trainer.apply_gradients(zip(clip(gradients_of(trainer, tokens, targets)), variables))
+    before = [values.copy() for values in trainer.heads["high"].module.get_weights()]
+    lacking = gradients_of(trainer, tokens, {"recent": targets["recent"]})
+    kinds = [f"{name}: {kind_of(gradient)}" for name, gradient in zip(VARIABLES, lacking) if kind_of(gradient) != "dense"]
+    trainer.apply_gradients(zip(clip(lacking), variables))
+    still = all(np.array_equal(*values) for values in zip(before, trainer.heads["high"].module.get_weights()))
+    return (
         f"Without labels for `high`, these gradients are not dense: {', '.join(kinds)}. Clipping keeps None, and with Adam "
-        f"the head {'does not change at all' if still else 'changes'}.\n"
+        f"the head {'does not change at all' if still else 'changes'}."
     )
-    return gradients, clips, looks
 
 
 def run(session: Session) -> None:
-    """Inspects one update, trains with every way of clipping and shows the results."""
+    """Clips one exploding gradient in every way, trains with every way of clipping and shows the results."""
     updates, points = (20, 5) if session.quick else (600, 16)
-    gradients, clips, looks = show_one_step(session)
-    unclipped = global_norm(gradients)
-    limits = np.geomspace(unclipped * 1e-3, unclipped * 0.999, points).tolist()
-    left = directions(gradients, limits)
-    traces = {}
-    ways = {"unclipped": None, **clips}
+    trainer = make_trainer(session.seed, keras.optimizers.Adam(0.01))  # Adam also moves on zero gradients
+    batch = make_batch(np.random.default_rng(session.seed))
+    gradients = gradients_of(trainer, *batch)
+    norm = global_norm(gradients)
+    clips = {name: calibrated(kind, gradients, 1.0) for name, kind in KINDS.items()}
+    limits = np.geomspace(norm * 1e-3, norm * 0.999, points).tolist()
+    left = {}
+    for name, kind in KINDS.items():
+        left[name] = [cosine(gradients, calibrated(kind, gradients, limit)(gradients)) for limit in limits]
+    traces, ways = {}, {"unclipped": None, **clips}
     with session.progress("training every way", updates * len(ways)) as advance:
         for name, clip in ways.items():
-            traces[name], _ = train(clip, session.seed, updates, 0.1, advance)
+            traces[name] = train(clip, session.seed, updates, advance)
+    after = {name: gradients if clip is None else clip(gradients) for name, clip in ways.items()}
     rows = []
-    for name, trace in traces.items():
-        norms, applied = (np.array(values)[np.array(trace.made)] for values in (trace.norms, trace.applied))
-        figures = [f"{norms.max():.2g}", f"{applied.max():.2g}", f"{np.nanmedian(trace.cosines):.2f}"]
-        rows.append([name, *figures, str(updates - sum(trace.made)), f"{trace.accuracy[-1]:.2f}"])
-    title = f"Training, {updates} updates: largest norm before and after clipping, and the result"
-    session.table(title, ["clipping", "before", "after", "median cosine", "skipped", "accuracy"], rows)
-    session.say("One seed on one machine: what matters is that every clipped run keeps training, not which is fastest.")
-    session.save(draw(looks, traces, limits, left))
+    for i, name in enumerate(VARIABLES):
+        rows.append([name, *(f"{global_norm([each[i]]):.3f}" for each in after.values())])
+    rows.append(["limit", "", *(f"{clip.limit:.2g}" for clip in clips.values())])
+    rows.append(["cosine", *(f"{cosine(gradients, each):.3f}" for each in after.values())])
+    rows.append(["largest norm", *(f"{np.nanmax(trace.norms):.2g}" for trace in traces.values())])
+    rows.append(["skipped updates", *(str(updates - sum(trace.made)) for trace in traces.values())])
+    rows.append(["accuracy", *(f"{trace.accuracy[-1]:.2f}" for trace in traces.values())])
+    title = f"One gradient with norm {norm:.3g}, clipped to norm 1: norms by variable. Below: {updates} updates"
+    session.table(title, ["", *(name.removeprefix("by ") for name in ways)], rows)
+    session.say(without_labels(trainer, clips["by global norm"], *batch))
+    session.save(draw(traces, limits, left))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("clipping", __doc__, run, arguments)
-
+main = partial(run_program, "clipping", __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

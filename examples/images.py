@@ -9,17 +9,25 @@ with `Uncertainty`. The rate decays to zero each time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from examples import _style
-from examples._command_line import whole
 from examples._shared import Session, run_program
-from multihead import MultiHeadTrainer, balancing
+from multihead import MultiHeadTrainer
 
+BALANCERS = ("IMTLG", "FairGrad")
+WAYS: dict[str, Mapping[str, Any] | None] = {
+    "plain sum": {},
+    "what diagnose suggests": None,
+    **{name: {"balancer": name} for name in BALANCERS},
+    "Uncertainty": {"weighting": "Uncertainty"},
+}
+"""Options of `compile` to train with; None for what `diagnose` suggests."""
 SIDE, BATCH, RATE = 32, 60, 3e-3
 TRAIN, VALIDATION = 1200, 200
 CLASSES = "sparse_categorical_crossentropy"
@@ -69,21 +77,7 @@ def new_trainer() -> MultiHeadTrainer:
     return trainer
 
 
-Way = Mapping[str, Any] | None
-"""Options of `compile` to train with; None for what `diagnose` suggests."""
-
-
-def ways(balancers: Sequence[str]) -> dict[str, Way]:
-    """The ways by their names."""
-    return {
-        "plain sum": {},
-        "what diagnose suggests": None,
-        **{name: {"balancer": name} for name in balancers},
-        "Uncertainty": {"weighting": "Uncertainty"},
-    }
-
-
-def train(way: Way, data: Split, seed: int, epochs: int) -> tuple[MultiHeadTrainer, str]:
+def train(way: Mapping[str, Any] | None, data: Split, seed: int, epochs: int) -> tuple[MultiHeadTrainer, str]:
     """Trains with options, and says what `diagnose` has found and suggested."""
     keras.utils.set_random_seed(seed)
     trainer = new_trainer()
@@ -112,45 +106,39 @@ def scores(trainer: MultiHeadTrainer, part: Arrays) -> dict[str, float]:
 
 
 def compare(
-    data: Callable[[int], Split], balancers: Sequence[str], seeds: Sequence[int], epochs: int, advance: Callable[[], None]
-) -> tuple[dict[str, list[dict[str, float]]], list[str]]:
-    """The scores of each way and seed, of the balancers only those of the best, and what `diagnose` tells at the first seed.
+    data: Split, seed: int, epochs: int, advance: Callable[[], None]
+) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """The scores of each way, of the balancers only those of the best, and what `diagnose` tells.
 
-    The best balancer has the largest mean over heads and seeds on the validation data, where an R² below -1 counts as -1.
+    The best balancer has the largest mean over heads on the validation data, where an R² below -1 counts as -1.
     """
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways(balancers)}
-    chosen_by: dict[str, list[float]] = {name: [] for name in balancers}
-    told = []
-    for seed in seeds:
-        split = data(seed)
-        for name, way in ways(balancers).items():
-            trainer, words = train(way, split, seed, epochs)
-            found[name].append(scores(trainer, split.test))
-            if name in balancers:
-                chosen_by[name].append(np.mean([max(-1.0, each) for each in scores(trainer, split.validation).values()]))
-            if words and seed == seeds[0]:
-                told.append(f"diagnose {words}")
-            advance()
-    best = max(balancers, key=lambda name: np.mean(chosen_by[name]))
-    shown = {name: scored for name, scored in found.items() if name not in balancers or name == best}
-    others = [f"{name} {np.mean(chosen_by[name]):.3f}" for name in balancers]
+    found, chosen_by, told = {}, {}, []
+    for name, way in WAYS.items():
+        trainer, words = train(way, data, seed, epochs)
+        found[name] = scores(trainer, data.test)
+        if name in BALANCERS:
+            chosen_by[name] = float(np.mean([max(-1.0, each) for each in scores(trainer, data.validation).values()]))
+        if words:
+            told.append(f"diagnose {words}")
+        advance()
+    best = max(chosen_by, key=lambda name: chosen_by[name])
+    others = [f"{name} {value:.3f}" for name, value in chosen_by.items()]
     told.append(f"the balancers' means on the validation data: {', '.join(others)}")
+    shown = {name: scored for name, scored in found.items() if name not in BALANCERS or name == best}
     return {f"best balancer: {name}" if name == best else name: scored for name, scored in shown.items()}, told
 
 
 @_style.styled
-def draw(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Any:
-    """Draws the scores: a row for each way, a dot for each seed."""
+def draw(found: Mapping[str, Mapping[str, float]]) -> Any:
+    """Draws the scores, a row for each way."""
     figure, axes = _style.new_figure(1, 3, 3.4, sharey=True)
     for axis, (head, title) in zip(axes, SCORES.items()):
         for row, scored in enumerate(found.values()):
-            values = [max(0.0, each[head]) for each in scored]
-            color = _style.BLUE if row == 1 else _style.GREY
-            axis.hlines(row, 0, np.mean(values), color=color, lw=2, alpha=0.5)
-            axis.plot(values, [row] * len(values), "o", color=color, ms=6)
-            shown = f"{np.mean([each[head] for each in scored]):.2f}".replace("-", "−")
-            side = "center" if np.mean(values) > 0.1 else "left"
-            axis.text(np.mean(values), row - 0.2, shown, color=color, ha=side)
+            value, color = max(0.0, scored[head]), _style.BLUE if row == 1 else _style.GREY
+            axis.hlines(row, 0, value, color=color, lw=2, alpha=0.5)
+            axis.plot(value, row, "o", color=color, ms=6)
+            shown = f"{scored[head]:.2f}".replace("-", "−")
+            axis.text(value, row - 0.2, shown, color=color, ha="center" if value > 0.1 else "left")
         axis.set(title=title, xlim=(0, 1.08), ylim=(len(found) - 0.5, -0.7))
         axis.set_yticks(range(len(found)), list(found))
         axis.set_xticks([0, 0.5, 1])
@@ -160,46 +148,20 @@ def draw(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Any:
 
 def run(session: Session) -> None:
     """Trains in every way and shows the results."""
-    options = session.options
-    seeds = range(session.seed, session.seed + (1 if session.quick else options.seeds))
-    balancers = options.balancers[:1] if session.quick else options.balancers
-    data = digits
+    data, epochs = digits(session.seed), 20
     if session.quick:
-        data = lambda seed: Split(*((x[:24], {k: v[:24] for k, v in y.items()}) for x, y in digits(seed)))  # noqa: E731
-    total = len(seeds) * len(ways(balancers))
-    with session.progress("training every way", total) as advance:
-        found, told = compare(data, balancers, list(seeds), 1 if session.quick else options.epochs, advance)
+        data, epochs = Split(*((x[:24], {name: each[:24] for name, each in y.items()}) for x, y in data)), 1
+    with session.progress("training every way", len(WAYS)) as advance:
+        found, told = compare(data, session.seed, epochs, advance)
     for line in told:
         session.say(line)
-    rows = [[name, *(_mean(scored, head) for head in SCORES)] for name, scored in found.items()]
-    title = f"On pictures not trained on: accuracy of digit and parity, R² of the sum of pixels (seeds: {len(seeds)})"
+    rows = [[name, *(f"{scored[head]:.3f}" for head in SCORES)] for name, scored in found.items()]
+    title = "On pictures not trained on: accuracy of digit and parity, R² of the sum of pixels"
     session.table(title, ["way", *SCORES], rows)
     session.save(draw(found))
 
 
-def _mean(scored: Sequence[Mapping[str, float]], head: str) -> str:
-    values = [each[head] for each in scored]
-    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{spread}"
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--balancers": {
-        "nargs": "+",
-        "metavar": "NAME",
-        "choices": [name for name in balancing.__all__ if name[0].isupper()],
-        "default": ["IMTLG", "FairGrad"],
-        "help": "balancers, of which the best is shown (default: IMTLG FairGrad)",
-    },
-    "--seeds": {"type": whole(1), "default": 1, "metavar": "N", "help": "number of seeds, from --seed on (default: 1)"},
-    "--epochs": {"type": whole(1), "default": 20, "metavar": "N", "help": "epochs of each way (default: 20)"},
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("images", __doc__, run, arguments, needs=("matplotlib", "rich", "sklearn"), own=OPTIONS)
-
+main = partial(run_program, "images", __doc__, run, needs=("matplotlib", "rich", "sklearn"))
 
 if __name__ == "__main__":
     sys.exit(main())

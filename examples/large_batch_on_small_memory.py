@@ -8,11 +8,10 @@ one step, and the weights are the same up to rounding. Peak memory, measured in 
 
 from __future__ import annotations
 
-import json
-import subprocess
+import multiprocessing
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,15 +40,7 @@ class Size(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of one case.
-
-    Attributes:
-        megabytes: Increase of the process's peak memory.
-        updates: Number of times Adam was applied.
-        start: All weights before training.
-        weights: All weights after training.
-        slots: Adam's averages of gradients and squared gradients after training.
-    """
+    """The increase of the process's peak memory; how often Adam was applied; all weights before and after; Adam's slots."""
 
     megabytes: float
     updates: int
@@ -134,32 +125,13 @@ def peak_megabytes() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 1024
 
 
-# ------------------------------------------------------------------------------------------ one process for each case
-
-
-def train_and_save(arguments: str) -> None:
-    """Trains cases and saves their outcomes; runs in a new process."""
-    given = json.loads(arguments)
-    for number, case in enumerate(given["cases"]):
-        outcome = train(case, Size(*given["size"]), given["seed"])
-        np.savez(Path(given["folder"], f"{number}.npz"), **outcome._asdict())
-
-
-def in_fresh_process(cases: Sequence[str], size: Size, seed: int) -> list[Outcome]:
-    """The outcomes of cases, trained one after the other in a new process.
-
-    The memory measured for a case is what it needs in addition to all earlier ones, so put smaller cases first.
-    """
-    code = "import sys; from examples import large_batch_on_small_memory as m; m.train_and_save(sys.argv[1])"
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = json.dumps({"cases": cases, "size": size, "seed": seed, "folder": folder})
-        root = Path(__file__).resolve().parents[1]
-        subprocess.run([sys.executable, "-c", code, arguments], check=True, cwd=root, stderr=subprocess.DEVNULL)
-        outcomes = []
-        for number in range(len(cases)):
-            with np.load(Path(folder, f"{number}.npz")) as values:
-                arrays = (values[name] for name in Outcome._fields[2:])
-                outcomes.append(Outcome(float(values["megabytes"]), int(values["updates"]), *arrays))
+def in_fresh_processes(size: Size, seed: int, advance: Callable[[], None]) -> dict[str, Outcome]:
+    """The outcome of each case, trained in a process of its own, whose peak memory is that of the case."""
+    outcomes = {}
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for case in CASES:
+            outcomes[case] = pool.apply(train, (case, size, seed))
+            advance()
     return outcomes
 
 
@@ -170,81 +142,55 @@ def distance(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
     return float(weights), float(np.linalg.norm(outcome.slots - reference.slots) / np.linalg.norm(reference.slots))
 
 
-# -------------------------------------------------------------------------------------------------- a classic mistake
-
-
-def mean_with_the_mistake(gradients: Sequence[float]) -> float:
-    """An update that runs the accumulating op again to read its result, so the last mini-batch counts twice."""
-    total, count = tf.Variable(0.0), tf.Variable(0.0)
-
-    def add(gradient: float) -> tf.Tensor:
+def means_of(gradients: Sequence[float]) -> tuple[float, float]:
+    """The mean from an update that accumulates again to read its result, and from the accumulator, which only reads."""
+    total, count, accumulator = tf.Variable(0.0), tf.Variable(0.0), GradientAccumulator([tf.Variable(0.0)])
+    for gradient in [*gradients, gradients[-1]]:
+        total.assign_add(gradient)
         count.assign_add(1.0)
-        return total.assign_add(gradient)
-
-    for gradient in gradients:
-        add(gradient)
-    return float(add(gradients[-1]) / count)
-
-
-def mean_of_accumulator(gradients: Sequence[float]) -> list[float]:
-    """Only `add` accumulates; `mean` only reads, however often it is called."""
-    accumulator = GradientAccumulator([tf.Variable(0.0)])
     for gradient in gradients:
         accumulator.add([tf.constant(gradient)])
-    return [float(accumulator.mean()[0]) for _ in range(3)]
-
-
-# ------------------------------------------------------------------------------------------------------- results
+    return float(total / count), float(accumulator.mean()[0])
 
 
 @_style.styled
 def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
     """Draws memory and distances, one bar per case."""
     figure, axes = _style.new_figure(1, 2, 3.4, sharey=True)
-    names = list(outcomes)
-    colors = [_style.GREY, *[_style.GREEN] * (len(names) - 2), _style.RED]
     memory = [outcome.megabytes for outcome in outcomes.values()]
     far = [distance(outcome, outcomes[LARGE])[0] for outcome in outcomes.values()]
+    colors = [_style.GREY, *[_style.GREEN] * (len(outcomes) - 2), _style.RED]
     for axis, values, form in zip(axes, (memory, far), ("{:.0f} MB", "{:.1g}")):
-        bars = axis.barh(names, [max(value, 1e-9) for value in values], color=colors)
+        bars = axis.barh(list(outcomes), [max(value, 1e-9) for value in values], color=colors)
         axis.bar_label(bars, [form.format(value) for value in values], padding=3)
         axis.spines["bottom"].set_visible(False)
+        axis.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
     axes[0].invert_yaxis()
     axes[0].set(xlim=(0, 1.3 * max(memory)), title="Less memory", xlabel=f"{size.parts} mini-batches of {size.examples}")
     axes[1].set(xscale="log", xlim=(1e-9, 1e3), title="The same weights", xlabel="relative distance")
-    for axis in axes:
-        axis.xaxis.set_ticks([])
-        axis.xaxis.set_ticks([], minor=True)
     return figure
 
 
 def run(session: Session) -> None:
     """Measures every case and shows the results."""
     size = Size(4, 4) if session.quick else Size(64, 32)
-    outcomes = {}
     with session.progress("one process for each case", len(CASES)) as advance:
-        for case in CASES:
-            (outcomes[case],) = in_fresh_process([case], size, session.seed)
-            advance()
+        outcomes = in_fresh_processes(size, session.seed, advance)
     rows = []
     for case, outcome in outcomes.items():
         weights, slots = distance(outcome, outcomes[LARGE])
         rows.append([case, f"{outcome.megabytes:.0f}", str(outcome.updates), f"{weights:.1e}", f"{slots:.1e}"])
     title = f"{size.parts} mini-batches of {size.examples}: peak memory, and relative distance from the large batch"
     session.table(title, ["", "memory, MB", "Adam steps", "weights", "slots"], rows)
-    gradients = [1.0, 1.0, 2.0, 4.0]
+    mistaken, right = means_of([1.0, 1.0, 2.0, 4.0])
     session.say(
-        f"The mean of the gradients {gradients} is {np.mean(gradients):g}. An update that runs the accumulating op again "
-        f"gives {mean_with_the_mistake(gradients):g}: the last one counts twice. The accumulator, called three times, gives "
-        f"{', '.join(f'{mean:g}' for mean in mean_of_accumulator(gradients))}."
+        "A classic mistake: an update that runs the accumulating op again counts the last mini-batch twice. The mean of "
+        f"1, 1, 2 and 4 is then {mistaken:g}; the accumulator's is {right:g}."
     )
     session.save(draw(outcomes, size))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("large_batch_on_small_memory", __doc__, run, arguments)
-
+main = partial(run_program, "large_batch_on_small_memory", __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,8 +9,8 @@ consecutive episodes last 195 time steps on average.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -122,20 +122,18 @@ def play(agent: Agent, environments: Any, generator: np.random.Generator) -> Epi
 
 
 class Run(NamedTuple):
-    """One seed's training: all episode lengths, whether the task was solved, updates, the largest update, seconds."""
+    """One seed's training: all episode lengths, whether the task was solved, updates, and the steps of the largest one."""
 
     lengths: list[int]
     solved: bool
     updates: int
     most_steps: int
-    seconds: float
 
 
 def train(seed: int, updates: int, advance: Callable[[], None] = lambda: None) -> Run:
     """Plays and learns until the task is solved, or for the given number of updates."""
     import gymnasium
 
-    started = time.perf_counter()
     agent = Agent(seed, keras.optimizers.Adam(0.01))
     generator = np.random.default_rng(seed)
     environments = gymnasium.make_vec("CartPole-v1", num_envs=ENVIRONMENTS)
@@ -150,10 +148,7 @@ def train(seed: int, updates: int, advance: Callable[[], None] = lambda: None) -
         advance()
     environments.close()
     solved = len(lengths) >= WINDOW and bool(np.mean(lengths[-WINDOW:]) >= SOLVED)
-    return Run(lengths, solved, done, most, time.perf_counter() - started)
-
-
-# ------------------------------------------------------------------------------------------------------- results
+    return Run(lengths, solved, done, most)
 
 
 def averages(lengths: list[int]) -> Array:
@@ -168,22 +163,18 @@ def averages(lengths: list[int]) -> Array:
 def draw(runs: dict[int, Run]) -> Any:
     """Draws the length of every episode and the moving average over a hundred episodes."""
     figure, axis = _style.new_figure(1, 1, 4.2)
-    ends = []
     for color, (seed, run) in zip((_style.BLUE, _style.ORANGE, _style.GREEN), runs.items()):
         episodes = np.arange(1, len(run.lengths) + 1)
         axis.plot(episodes, run.lengths, ".", color=color, ms=3, alpha=0.3)
-        axis.plot(episodes, averages(run.lengths), color=color, lw=2.5)
-        ends.append((averages(run.lengths)[-1], f"seed {seed}", color, episodes[-1]))
+        axis.plot(episodes, averages(run.lengths), color=color, lw=2.5, label=f"seed {seed}")
     axis.axhline(SOLVED, color=_style.GREY, lw=1, ls="--")
     axis.text(0, SOLVED + 6, f"solved: a mean of {SOLVED:g}", va="bottom", color=_style.GREY)
-    axis.set(
-        xlabel="episode",
-        ylabel="time steps that the pole stands",
-        ylim=(0, 515),
-        title=f"The pole stands: {sum(run.solved for run in runs.values())} of {len(runs)} seeds solve CartPole\n"
-        f"(dots: episodes; lines: mean of the last {WINDOW}; one update from 16 episodes)",
+    axis.set(xlabel="episode", ylabel="time steps that the pole stands", ylim=(0, 515))
+    axis.set_title(
+        f"The pole stands: {sum(run.solved for run in runs.values())} of {len(runs)} seeds solve CartPole\n"
+        f"(dots: episodes; lines: mean of the last {WINDOW}; one update from 16 episodes)"
     )
-    _style.label_ends(axis, max(last for *_, last in ends), [(value, name, color) for value, name, color, _ in ends])
+    axis.legend(frameon=False)
     return figure
 
 
@@ -194,29 +185,16 @@ def run(session: Session) -> None:
     for seed in range(session.seed, session.seed + 3):
         with session.progress(f"seed {seed}, updates", updates) as advance:
             runs[seed] = train(seed, updates, advance)
-    rows = [
-        [
-            f"seed {seed}",
-            str(len(run.lengths)),
-            str(run.updates),
-            str(run.most_steps),
-            str(-(-run.most_steps // MINI_BATCH)),
-            f"{averages(run.lengths)[-1]:.1f}",
-            "yes" if run.solved else "no",
-            f"{run.seconds:.0f}",
-        ]
-        for seed, run in runs.items()
-    ]
-    columns = ["", "episodes", "updates", "steps", "batches", "mean", "solved", "seconds"]
+    rows = []
+    for seed, run in runs.items():
+        counts = (len(run.lengths), run.updates, run.most_steps, -(-run.most_steps // MINI_BATCH))
+        rows.append([f"seed {seed}", *map(str, counts), f"{averages(run.lengths)[-1]:.1f}", "yes" if run.solved else "no"])
     title = f"CartPole-v1: time steps and mini-batches of the largest update, mean of the last {WINDOW} returns"
-    session.table(title, columns, rows)
+    session.table(title, ["", "episodes", "updates", "steps", "batches", "mean", "solved"], rows)
     session.save(draw(runs))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("policy_gradient", __doc__, run, arguments, needs=("matplotlib", "rich", "gymnasium"))
-
+main = partial(run_program, "policy_gradient", __doc__, run, needs=("matplotlib", "rich", "gymnasium"))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
 
@@ -30,15 +30,11 @@ HOST = "127.0.0.1"
 EXAMPLE = '{"texts": ["two oak chairs, please"]}'
 # What TensorFlow takes for a word: between white space of ASCII. What it says ends before its punctuation, if it has more.
 _WORD = re.compile(r"(?P<said>\S*[^\s.,:;!?]|\S+)\S*", re.ASCII)
+Answers = list[dict[str, Any]]
 
 
 class Refused(Exception):
-    """A request that is not answered.
-
-    Args:
-        status: The HTTP status.
-        message: What is wrong, and what to do.
-    """
+    """A request that is not answered: its HTTP status, and what is wrong and what to do."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -59,31 +55,21 @@ class Export:
         import tensorflow as tf
 
         self._constant = tf.constant
-        found = sorted(path.parent for path in folder.glob("*/saved_model.pb"))
-        if not found:
+        folders = sorted(path.parent for path in folder.glob("*/saved_model.pb"))
+        self._loaded = {path.name: tf.saved_model.load(str(path)) for path in folders}
+        self._heads = {name: loaded.signatures["serving_default"] for name, loaded in self._loaded.items()}
+        self.heads = list(self._heads)  # the names of the exports, which for those of a single head are the heads' names
+        takes = [signature.structured_input_signature[1] for signature in self._heads.values()]
+        if not takes or any(set(specs) != {"inputs"} or specs["inputs"].dtype != tf.string for specs in takes):
             raise InputError(
-                f"`--export` must be a folder of exported heads. Received: {str(folder)!r}, without any */saved_model.pb. "
+                f"`--export` must be a folder of exported heads that take texts. Received: {str(folder)!r}, with {takes}. "
                 "Pass what was passed to --export of examples.seq2seq_price, or runs/intents/export of examples.intents."
             )
-        self._loaded = {path.name: tf.saved_model.load(str(path)) for path in found}
-        self._heads = {name: loaded.signatures["serving_default"] for name, loaded in self._loaded.items()}
-        for name, signature in self._heads.items():
-            specs = signature.structured_input_signature[1]
-            if set(specs) != {"inputs"} or specs["inputs"].dtype != tf.string:
-                raise InputError(
-                    f"`--export` must be a folder of heads that take texts. Received: {name!r}, which takes {specs}. Export "
-                    "it with a `preprocess`."
-                )
 
-    @property
-    def heads(self) -> list[str]:
-        """The names of the exports, which for those of a single head are the heads' names."""
-        return list(self._heads)
-
-    def answer(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+    def answer(self, texts: Sequence[str]) -> Answers:
         """An answer for each text: by head a text or a number, or a dict of them."""
         batch = self._constant([text.encode() for text in texts])
-        answers: list[dict[str, Any]] = [{} for _ in texts]
+        answers: Answers = [{} for _ in texts]
         for head, signature in self._heads.items():
             outputs = {name: tensor.numpy() for name, tensor in signature(inputs=batch).items()}
             for row, answer in enumerate(answers):
@@ -99,23 +85,15 @@ def _plain(value: Any) -> Any:
     """An element of an output as JSON has it: texts, numbers, and lists of them without the padding of texts."""
     if isinstance(value, bytes):
         return value.decode()
-    if getattr(value, "shape", ()):
-        return [_plain(each) for each in value if each != b""]
-    return value.item()
+    return [_plain(each) for each in value if each != b""] if getattr(value, "shape", ()) else value.item()
 
 
-def spans_of(text: str, tags: Sequence[str]) -> list[dict[str, Any]]:
-    """The slots of a text.
+def spans_of(text: str, tags: Sequence[str]) -> Answers:
+    """The slots of a text: name, first character, the one after the last, and the text between, without punctuation behind.
 
-    Args:
-        text: The text.
-        tags: A tag for each word between spaces: `O`, `B-x` at the first word of a slot `x`, `I-x` at its others.
-
-    Returns:
-        By slot its name, its first character, the one after its last, and the text between them. Punctuation after a slot is
-        not a part of it.
+    Each word between spaces has a tag: `O`, `B-x` at the first word of a slot `x`, `I-x` at its others.
     """
-    found: list[dict[str, Any]] = []
+    found: Answers = []
     for word, tag in zip(_WORD.finditer(text), tags):
         mark, _, slot = tag.partition("-")
         if mark == "B":
@@ -125,124 +103,82 @@ def spans_of(text: str, tags: Sequence[str]) -> list[dict[str, Any]]:
     return [{**span, "text": text[span["start"] : span["end"]]} for span in found]
 
 
-class Limits:
-    """What is accepted.
+class Limits(NamedTuple):
+    """What is accepted: texts per request and per call, characters per text, and requests that wait for an answer."""
 
-    Args:
-        texts: Texts per request.
-        characters: Characters per text.
-        waiting: Requests that wait for an answer.
-    """
+    texts: int
+    characters: int
+    waiting: int
 
-    def __init__(self, texts: int, characters: int, waiting: int) -> None:
-        self.texts, self.characters, self.waiting = texts, characters, waiting
-        self.size = 1024 + texts * (12 * characters + 8)  # bytes: a character is at most 12, escaped as a surrogate pair
+    @property
+    def size(self) -> int:
+        """Bytes of a request: a character is at most 12, escaped as a surrogate pair."""
+        return 1024 + self.texts * (12 * self.characters + 8)
 
 
 class Batches:
-    """Answers the requests that wait, several by one call.
-
-    Args:
-        export: The heads.
-        limits: What is accepted; a call has at most `limits.texts` texts.
-    """
+    """Answers the requests that wait, several by one call, oldest first."""
 
     def __init__(self, export: Export, limits: Limits) -> None:
-        self._export, self._limits = export, limits
-        self._waiting: list[tuple[list[str], asyncio.Future[list[dict[str, Any]]]]] = []
-        self._arrived = asyncio.Event()
+        self._export, self._most = export, limits.texts
+        self._waiting: asyncio.Queue[tuple[list[str], asyncio.Future[Answers]]] = asyncio.Queue(limits.waiting)
 
-    async def answer(self, texts: list[str]) -> list[dict[str, Any]]:
+    async def answer(self, texts: list[str]) -> Answers:
         """The answers to the texts of one request.
 
         Raises:
             Refused: Too many requests wait.
         """
-        if len(self._waiting) >= self._limits.waiting:
-            raise Refused(503, f"{len(self._waiting)} requests wait already. Try again later.")
-        future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((texts, future))
-        self._arrived.set()
+        future: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        try:
+            self._waiting.put_nowait((texts, future))
+        except asyncio.QueueFull:
+            raise Refused(503, f"{self._waiting.qsize()} requests wait already. Try again later.") from None
         return await future
 
     async def run(self) -> None:
         """Answers requests until it is cancelled."""
+        following = await self._waiting.get()
         while True:
-            await self._arrived.wait()
-            group = self._next()
-            texts = [text for asked, _ in group for text in asked]
+            group, texts = [], []
+            while following and len(texts) + len(following[0]) <= self._most:
+                group.append(following)
+                texts += following[0]
+                following = None if self._waiting.empty() else self._waiting.get_nowait()
             try:
                 answers = iter(await asyncio.to_thread(self._export.answer, texts))
+                for asked, future in group:
+                    own = [next(answers) for _ in asked]
+                    future.done() or future.set_result(own)  # done: the client has gone
             except Exception as error:  # noqa: BLE001 - the requests of this call fail, not the server
                 for _, future in group:
                     future.done() or future.set_exception(error)
-                continue
-            for asked, future in group:
-                own = [next(answers) for _ in asked]
-                future.done() or future.set_result(own)  # done: the client has gone
-
-    def _next(self) -> list[tuple[list[str], asyncio.Future[list[dict[str, Any]]]]]:
-        """The requests of the next call, oldest first."""
-        count, number = 0, 0
-        while number < len(self._waiting) and count + len(self._waiting[number][0]) <= self._limits.texts:
-            count += len(self._waiting[number][0])
-            number += 1
-        group, self._waiting = self._waiting[:number], self._waiting[number:]
-        if not self._waiting:
-            self._arrived.clear()
-        return group
+            following = following or await self._waiting.get()
 
 
 def read_texts(body: bytes, limits: Limits) -> tuple[list[str], bool]:
     """The texts of a request's body, and whether it is a single one, without a list.
 
     Raises:
-        Refused: It is not JSON, or has neither the form `{"texts": [...]}` nor `{"text": ...}`, or its texts are out of the
-            limits.
+        Refused: It is not JSON, or neither `{"texts": [...]}` nor `{"text": ...}`, or its texts are out of the limits.
     """
     try:
         asked = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"The body must be JSON in UTF-8: {error}. Send, for example, {EXAMPLE}.") from error
-    if isinstance(asked, dict) and set(asked) == {"text"}:
-        if not isinstance(asked["text"], str):
-            raise Refused(422, f"`text` must be a string. Received: a {_kind(asked['text'])}. Send a string, or `texts`.")
-        _check_text("text", asked["text"], limits)
-        return [asked["text"]], True
-    if not isinstance(asked, dict) or set(asked) != {"texts"}:
-        received = f"an object with the keys {sorted(asked)}" if isinstance(asked, dict) else f"a {_kind(asked)}"
-        raise Refused(
-            422, f"The body must be an object with the key `texts`, or `text`, only. Received: {received}. Send {EXAMPLE}."
-        )
-    texts = asked["texts"]
+    received = f"Received: {json.dumps(asked)[:60]}"
+    if not isinstance(asked, dict) or set(asked) not in ({"texts"}, {"text"}):
+        raise Refused(422, f"The body must be an object with the key `texts`, or `text`, only. {received}. Send {EXAMPLE}.")
+    texts = [asked["text"]] if "text" in asked else asked["texts"]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        other = next((text for text in texts if not isinstance(text, str)), None) if isinstance(texts, list) else texts
-        where = "a list with a" if isinstance(texts, list) else "a"
-        raise Refused(422, f"`texts` must be a list of strings. Received: {where} {_kind(other)}. Send {EXAMPLE}.")
+        raise Refused(422, f"`texts` must be a list of strings, and `text` a string. {received}. Send {EXAMPLE}.")
     if not 1 <= len(texts) <= limits.texts:
-        remedy = "Send several requests." if texts else f"Send {EXAMPLE}."
-        raise Refused(422, f"`texts` must hold 1 to {limits.texts} texts. Received: {len(texts)}. {remedy}")
-    for place, text in enumerate(texts):
-        _check_text(f"texts[{place}]", text, limits)
-    return texts, False
-
-
-def _check_text(place: str, text: str, limits: Limits) -> None:
-    if not text.strip():
-        raise Refused(422, f"`{place}` must not be empty. Received: {text[:20]!r}. Leave it out.")
-    if len(text) > limits.characters:
-        raise Refused(
-            422,
-            f"`{place}` must have at most {limits.characters} characters. Received: {len(text)}. Shorten the text.",
-        )
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise Refused(422, f"`{place}` must consist of characters. Received: half of a surrogate pair. Escape both halves.")
-
-
-def _kind(value: Any) -> str:
-    """The type of a value in the words of JSON."""
-    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
+        raise Refused(422, f"`texts` must hold 1 to {limits.texts} texts. Received: {len(texts)}. Send several requests.")
+    for text in texts:
+        if not text.strip() or len(text) > limits.characters or any("\ud800" <= each <= "\udfff" for each in text):
+            rule = f"Each text must have 1 to {limits.characters} characters, not only spaces, no half of a surrogate pair."
+            raise Refused(422, f"{rule} Received: {text[:20]!a}, {len(text)} characters. Leave it out, or shorten it.")
+    return texts, "text" in asked
 
 
 async def read_body(request: Any, limits: Limits) -> bytes:
@@ -262,11 +198,14 @@ async def read_body(request: Any, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def create_app(export: Export, limits: Limits) -> Any:
-    """The FastAPI application."""
+def create_server(export: Export, limits: Limits, port: int) -> Any:
+    """A server on the loopback address, whose `run` serves until it is interrupted."""
+    import uvicorn
     from fastapi import FastAPI, HTTPException, Request
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException as StarletteError
+
+    export.answer(["warm-up"])
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -279,8 +218,7 @@ def create_app(export: Export, limits: Limits) -> Any:
 
     @app.exception_handler(Refused)
     async def refuse(request: Request, error: Refused) -> JSONResponse:
-        headers = {"Retry-After": "1"} if error.status == 503 else None
-        return JSONResponse({"error": str(error)}, error.status, headers)
+        return JSONResponse({"error": str(error)}, error.status, {"Retry-After": "1"} if error.status == 503 else None)
 
     @app.exception_handler(StarletteError)
     async def refuse_path(request: Request, error: HTTPException) -> JSONResponse:
@@ -297,38 +235,24 @@ def create_app(export: Export, limits: Limits) -> Any:
         answers = await app.state.batches.answer(texts)
         return answers[0] if is_single else {"answers": answers}
 
-    return app
-
-
-def create_server(export: Export, limits: Limits, port: int) -> Any:
-    """A server on the loopback address, whose `run` serves until it is interrupted."""
-    import uvicorn
-
-    export.answer(["warm-up"])
-    config = uvicorn.Config(create_app(export, limits), host=HOST, port=port, log_level="warning", access_log=False)
-    return uvicorn.Server(config)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--export", metavar="DIR", required=True, help="folder of exported heads")
-    parser.add_argument("--port", metavar="N", type=whole(1, below=65536), default=8000, help="port on 127.0.0.1")
-    parser.add_argument("--max-texts", metavar="N", type=whole(1), default=256, help="texts per request, and per call")
-    parser.add_argument("--max-characters", metavar="N", type=whole(1), default=1000, help="characters per text")
-    parser.add_argument("--max-waiting", metavar="N", type=whole(1), default=64, help="waiting requests; more get a 503")
-    return parser
+    return uvicorn.Server(uvicorn.Config(app, host=HOST, port=port, log_level="warning", access_log=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until it is interrupted, and returns the exit status."""
-    options = build_parser().parse_args(arguments)
+    parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--export", metavar="DIR", type=Path, required=True, help="folder of exported heads")
+    parser.add_argument("--port", metavar="N", type=whole(1, below=65536), default=8000, help="port on 127.0.0.1")
+    parser.add_argument("--max-texts", metavar="N", type=whole(1), default=256, help="texts per request, and per call")
+    parser.add_argument("--max-characters", metavar="N", type=whole(1), default=1000, help="characters per text")
+    parser.add_argument("--max-waiting", metavar="N", type=whole(1), default=64, help="waiting requests; more get a 503")
+    options = parser.parse_args(arguments)
     absent = what_to_install(("fastapi", "uvicorn"))
     if absent is not None:
         return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        export = Export(Path(options.export))
+        export = Export(options.export)
     except (InputError, OSError) as error:
         return fail(PROGRAM, str(error))
     server = create_server(export, Limits(options.max_texts, options.max_characters, options.max_waiting), options.port)

@@ -8,7 +8,7 @@ are removed (`UPGrad`). A ledger records each update, and the pictures are drawn
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -60,10 +60,7 @@ def body(session: Session) -> None:
         session.say(f"wrote {file}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program and returns the exit status."""
-    return run_program("watching_a_run", __doc__, body, arguments)
-
+main = partial(run_program, "watching_a_run", __doc__, body)
 
 if __name__ == "__main__":
     sys.exit(main())

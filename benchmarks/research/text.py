@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,43 +11,21 @@ import numpy as np
 from benchmarks.research.record import ALONE, EQUAL_COST, PLAIN, Line
 from benchmarks.research.runner import DataSet, Part, halves
 from examples._rows import read_table
-from examples.convergence_study.network import Network
+from examples.convergence_study import BATCH, METRICS, Study
 from examples.seq2seq_price import batches, command, comparison
 from examples.seq2seq_price.data import workshop_data
-from examples.seq2seq_price.model import NO_LABEL, PADDING_ID, WAYS, Way
-from multihead import MultiHeadTrainer, losses
+from examples.seq2seq_price.model import NO_LABEL, WAYS, Way
+from multihead import MultiHeadTrainer
 from multihead.models import PriceClassifier, Seq2SeqEncoder
-
-LONGEST = 24
-"""Orders with more tokens are left out: batches are as long as the longest, and nine of ten have fewer."""
 
 
 def study(folder: Path, every: int = 1) -> DataSet:
     """The network and the orders of the convergence study: the reply from the final state of a GRU, and the price."""
-    found = workshop_data(6000 // every, 3000 // every, seed=0)
-
-    @functools.cache
-    def network(units: int) -> Network:
-        return Network(found, units=units, embedding=32)
-
-    def make(units: int) -> MultiHeadTrainer:
-        encoder, reply, price = network(units).make_modules()
-        trainer = MultiHeadTrainer(encoder)
-        trainer.add_head("reply", reply, losses.SequenceCrossentropy(), teacher_forcing=True)
-        trainer.add_head("price", price, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
-        return trainer
-
-    def part(examples: batches.Examples) -> Part:
-        ids, reply = (ids.to_tensor().numpy() for ids in network(64).vectorizers(examples.texts, examples.targets))
-        short = ((ids != PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != PADDING_ID).sum(axis=1) <= LONGEST)
-        labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
-        return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
-
-    data = {"train": part(found.splits["train"]), **halves(part(found.splits["dev"]))}
+    found = Study(6000 // every, 3000 // every)
+    data = {"train": found.part("train"), **halves(found.part("dev"))}
     adam = (6e-3, 12e-3, 24e-3, 48e-3)
     rates = {"Adam": adam, "AdamW": adam, "SGD": (0.5, 1.0, 2.0, 4.0)}
-    metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
-    return DataSet(make, 64, data, metrics, 400, 64, rates, clip=1.0)
+    return DataSet(found.trainer, 64, data, METRICS, 400, BATCH, rates, clip=1.0)
 
 
 JOINT = {"plain sum": PLAIN, "by hand": "price 0.3", "balanced": "NormFloor 1"}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import balancing
 from tests.helpers import balancing_reference, reference, tiny
 from tests.helpers.balancers import ALL, make
 from tests.helpers.cases import quick
@@ -40,18 +39,6 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
     assert min(errors) < 2e-6
 
 
-@pytest.mark.thorough
-def test_norm_budget_holds_in_the_logs():
-    batch = tiny.data(16)
-    trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
-    free = tiny.shared("adam")
-    assert tiny.fit_once(free, *batch).history["size_share"][0] > 0.3
-    history = tiny.fit_once(trainer, *batch, epochs=3).history
-    assert max(history["size_share"]) <= 0.2 + 1e-5
-    shares = [sum(history[f"{name}_share"][i] for name in trainer.heads) for i in range(3)]
-    np.testing.assert_allclose(shares, 1, atol=1e-5)
-
-
 def one_of_each_kind_first():
     """The methods, of those that ask for the same at the same levels one before all others; and the number of such kinds."""
     kinds = {}
@@ -69,16 +56,3 @@ def test_every_balancer_trains(method):
     trainer = tiny.trainer("sgd", balancer=balancer, balance_at=level, run_eagerly=True)
     history = tiny.fit_once(trainer, *tiny.data(8), epochs=2).history
     assert history["skipped_updates"][-1] == 0 and np.isfinite(history["loss"]).all()
-
-
-@pytest.mark.thorough
-def test_cached_coefficients_serve_several_updates():
-    inputs, targets = tiny.data(8)
-    trainer = tiny.trainer("sgd", balancer="EqualNorms", balance_every=3)
-    coefficients = []
-    for _ in range(4):
-        history = tiny.fit_once(trainer, inputs, targets).history
-        coefficients.append([history[f"{name}_coefficient"][0] for name in trainer.heads])
-    np.testing.assert_array_equal(coefficients[0], coefficients[1])
-    np.testing.assert_array_equal(coefficients[0], coefficients[2])
-    assert np.abs(np.subtract(coefficients[3], coefficients[0])).max() > 1e-4

@@ -11,10 +11,8 @@ from multihead import MultiHeadTrainer
 from tests.helpers import coupled, tiny
 from tests.helpers.cases import quick
 
-pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+pytestmark = [pytest.mark.usefixtures("eager_updates"), pytest.mark.first_cases(3)]  # the others are thorough
 
-NAMES = sorted(coupled.COUPLED)
-QUICK = ("pairs_by_row", "Decorrelated", "batch_hard", "pairs")
 RATE = 0.1
 
 
@@ -62,12 +60,8 @@ def assert_step(trainer, batches, parts, loss, logged="loss"):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    quick(
-        9, sorted(NAMES, key=lambda name: name not in (*QUICK, "cox", "neighbours", "listwise", "compiled_cox", "circle"))
-    ),
-)
+@pytest.mark.first_cases(9)
+@pytest.mark.parametrize("name", coupled.COUPLED)
 def test_a_loss_that_compares_rows_says_so(name):
     x, y, _, options = coupled.data(name)
     trainer = trainer_of(coupled.COUPLED[name], keras.layers.Dense(units(name)), **options)
@@ -75,7 +69,8 @@ def test_a_loss_that_compares_rows_says_so(name):
         trainer.fit(x, {"a": y}, verbose=0)
 
 
-@pytest.mark.parametrize("name", quick(4, sorted(NAMES, key=lambda name: name not in QUICK)))
+@pytest.mark.first_cases(9)
+@pytest.mark.parametrize("name", coupled.COUPLED)
 def test_it_gets_the_labelled_rows_alone(name):
     x, y, labelled, _ = coupled.data(name)
     trainer = built(name)
@@ -94,20 +89,8 @@ def test_accumulated_batches_add_their_sums_and_counts(name):
         lambda: ((x, {"a": y}) for x, y, _ in parts),
         output_signature=(tf.TensorSpec([None, 5]), {"a": tf.TensorSpec([None], parts[0][1].dtype)}),
     )
-    trainer = built(name, {"gradient_accumulation_steps": 2, "balancer": "EqualNorms"})
+    trainer = built(name, {"gradient_accumulation_steps": 2, "balancer": "EqualNorms", "run_eagerly": False})
     assert_step(trainer, data.apply(tf.data.experimental.assert_cardinality(2)), parts, coupled.COUPLED[name], "a_loss")
-
-
-@pytest.mark.parametrize("name", quick(1, ["cox", "pairs"]))
-@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eagerly", "xla"])
-def test_eagerly_and_by_xla(name, options):
-    x, y, labelled, _ = coupled.data(name)
-    data = tf.data.Dataset.from_tensors((x, {"a": y}))
-    if "jit_compile" not in options:
-        assert_step(built(name, options), data, [(x, y, labelled)], coupled.COUPLED[name])
-        return
-    with pytest.raises(ValueError, match="`jit_compile` must be False for head 'a'.*Received: the loss.*one value"):
-        built(name, options).fit(data, verbose=0)
 
 
 def test_rows_without_labels_and_batches_without_any():
@@ -197,6 +180,69 @@ def test_a_module_that_compares_rows(module, reads_labels):
     np.testing.assert_allclose(found["a_mean_absolute_error"], errors.mean(), rtol=2e-5)
 
 
+def gathered(y, p):
+    p = tf.math.log(tf.nn.softmax(p))
+    return -tf.gather(p, tf.cast(tf.reshape(y, [-1]), tf.int32), batch_dims=1)
+
+
+def along_time(y, p):  # compares the steps of a row, not the rows
+    return tf.reduce_mean((p[:, 1:] - p[:, :-1] - y[:, 1:] + y[:, :-1]) ** 2, axis=[1, 2])
+
+
+def strict(y, p):
+    with tf.control_dependencies([tf.debugging.assert_less(tf.abs(y), 0.5)]):  # which made-up rows break
+        return (y - p) ** 2
+
+
+def of_actions(y, p):  # fails for some of the made-up rows, which are no classes
+    actions = tf.cast(y[:, 0], tf.int32)
+    return y[:, 1] * tf.nn.sparse_softmax_cross_entropy_with_logits(labels=actions, logits=p)
+
+
+def ordered(y, p):  # an `if` on a tensor
+    if tf.reduce_sum(y) > 1e9:
+        return tf.abs(y - p)
+    return (y - p) ** 2
+
+
+@tf.function
+def compiled(y, p):
+    return (y - p) ** 2
+
+
+INDEPENDENT = [
+    (gathered, (), 3),
+    (along_time, (4,), 2),
+    (strict, (), 1),
+    (of_actions, (), 2),
+    (ordered, (), 1),
+    (compiled, (), 1),
+]
+
+
+@pytest.mark.parametrize(("loss", "steps", "width"), INDEPENDENT)
+def test_a_loss_of_independent_rows_is_accepted(loss, steps, width):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, *steps, 5)).astype("float32")
+    y = rng.uniform(0, 0.4, (8, *steps, 1 if loss is gathered else width)).astype("float32")
+    if loss is ordered and keras.__version__ >= "3":
+        pytest.skip("Keras 3 does not convert such an `if`")
+    trainer = trainer_of(loss, keras.Sequential([keras.layers.Dense(width), keras.layers.BatchNormalization()]))
+    assert np.isfinite(trainer.fit(x, {"a": y}, verbose=0).history["loss"]).all()
+
+
+def test_it_is_saved(tmp_path):
+    keras.saving.register_keras_serializable("coupled")(coupled.cox)
+    x, y, labelled, _ = coupled.data("cox")
+    trainer = built("cox")
+    trainer.fit(x, {"a": y}, verbose=0)
+    trainer.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (trainer, loaded):
+        each.fit(x, {"a": y}, verbose=0)
+    np.testing.assert_allclose(*(tiny.values(variables_of(each))[0] for each in (trainer, loaded)), atol=1e-6)
+
+
 def test_masks_and_what_belongs_to_no_row_pass_through():
     class Encoder(keras.layers.Layer):
         def __init__(self):
@@ -221,81 +267,6 @@ def test_masks_and_what_belongs_to_no_row_pass_through():
     np.testing.assert_allclose(found["a_loss"], tf.reduce_mean(values), rtol=2e-5)
 
 
-def gaussian(y, p):
-    mean, deviation = tf.split(p, 2, axis=-1)
-    return tf.reduce_sum(((y - mean) * tf.exp(-deviation)) ** 2 / 2 + deviation, axis=-1)
-
-
-def quantiles(y, p):
-    error = y - p
-    return tf.maximum(0.9 * error, -0.1 * error)
-
-
-def gathered(y, p):
-    p = tf.math.log(tf.nn.softmax(p))
-    return -tf.gather(p, tf.cast(tf.reshape(y, [-1]), tf.int32), batch_dims=1)
-
-
-def by_step(y, p):
-    return tf.reduce_mean(tf.abs(y - p), axis=-1)
-
-
-def along_time(y, p):  # compares the steps of a row, not the rows
-    return tf.reduce_mean((p[:, 1:] - p[:, :-1] - y[:, 1:] + y[:, :-1]) ** 2, axis=[1, 2])
-
-
-def strict(y, p):
-    with tf.control_dependencies([tf.debugging.assert_less(tf.abs(y), 0.5)]):  # which made-up rows break
-        return (y - p) ** 2
-
-
-def of_actions(y, p):  # fails for some of the made-up rows, which are no classes
-    actions = tf.cast(y[:, 0], tf.int32)
-    return y[:, 1] * tf.nn.sparse_softmax_cross_entropy_with_logits(labels=actions, logits=p)
-
-
-def noisy(y, p):
-    return (y - p + tf.random.normal(tf.shape(p))) ** 2
-
-
-def ordered(y, p):  # an `if` on a tensor
-    if tf.reduce_sum(y) > 1e9:
-        return tf.abs(y - p)
-    return (y - p) ** 2
-
-
-@tf.function
-def compiled(y, p):
-    return (y - p) ** 2
-
-
-INDEPENDENT = [
-    (gaussian, (), 2),
-    (quantiles, (), 1),
-    (gathered, (), 3),
-    (by_step, (4,), 2),
-    (along_time, (4,), 2),
-    (strict, (), 1),
-    (of_actions, (), 2),
-    (noisy, (), 1),
-    (ordered, (), 1),
-    (compiled, (), 1),
-    (lambda y, p: tf.nn.sigmoid_cross_entropy_with_logits(tf.clip_by_value(y, 0.0, 1.0), p), (), 3),
-    (keras.losses.CosineSimilarity(axis=1), (), 4),
-]
-
-
-@pytest.mark.parametrize(("loss", "steps", "width"), INDEPENDENT)
-def test_a_loss_of_independent_rows_is_accepted(loss, steps, width):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(8, *steps, 5)).astype("float32")
-    y = rng.uniform(0, 0.4, (8, *steps, 1 if loss in (gaussian, gathered) else width)).astype("float32")
-    if loss is ordered and keras.__version__ >= "3":
-        pytest.skip("Keras 3 does not convert such an `if`")
-    trainer = trainer_of(loss, keras.Sequential([keras.layers.Dense(width), keras.layers.BatchNormalization()]))
-    assert np.isfinite(trainer.fit(x, {"a": y}, verbose=0).history["loss"]).all()
-
-
 def test_trying_out_leaves_variables_and_global_random_numbers_alone():
     calls = tf.Variable(0, trainable=False)
 
@@ -303,21 +274,9 @@ def test_trying_out_leaves_variables_and_global_random_numbers_alone():
         calls.assign_add(1)
         return (y - p) ** 2
 
-    trainer = trainer_of(counted, keras.layers.Dense(1))
+    trainer = trainer_of(counted, keras.layers.Dense(1), {"run_eagerly": False})
     x = np.ones((8, 5), "float32")
     before = np.random.get_state()[1].copy()
     trainer.compute_gradients((x, {"a": np.ones((8, 1), "float32")}))
     np.testing.assert_array_equal(np.random.get_state()[1], before)
     assert int(calls) == 1
-
-
-def test_it_is_saved(tmp_path):
-    keras.saving.register_keras_serializable("coupled")(coupled.cox)
-    x, y, labelled, _ = coupled.data("cox")
-    trainer = built("cox")
-    trainer.fit(x, {"a": y}, verbose=0)
-    trainer.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    for each in (trainer, loaded):
-        each.fit(x, {"a": y}, verbose=0)
-    np.testing.assert_allclose(*(tiny.values(variables_of(each))[0] for each in (trainer, loaded)), atol=1e-6)

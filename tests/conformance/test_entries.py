@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 
 import keras
 import numpy as np
@@ -108,12 +109,8 @@ ENTRIES = {
     "train_step of its own": (ByItself, by_fit),
 }
 
-REFUSED = {
-    (
-        "train_on_batch",
-        "gradient_accumulation_steps",
-    ): "`train_on_batch` requires gradient_accumulation_steps=1.*compute_gradients"
-}
+STEPS = "train_on_batch", "gradient_accumulation_steps"
+REFUSED = {STEPS: "`train_on_batch` requires gradient_accumulation_steps=1.*compute_gradients"}
 if not KERAS_3:
     REFUSED["train_on_batch", "steps_per_execution"] = "`train_on_batch` requires steps_per_execution=1.*`fit`"
 
@@ -141,17 +138,20 @@ def test_the_option_changes_what_is_trained(option):
     assert not all(np.allclose(one, other, rtol=1e-4) for one, other in pairs)
 
 
-CASES = [(option, entry) for option in (*UPDATES, *OTHERS) for entry in ENTRIES]
-IN_GRAPHS = ("run_eagerly", "steps_per_execution", "jit_compile")  # tracing takes longer than all updates
-QUICK = [
-    each for each in CASES if each[::-1] in REFUSED or (each[0] not in IN_GRAPHS and each[1] != "custom loop in a graph")
-]
+IN_TURN = itertools.cycle(ENTRIES)
+CASES = {*REFUSED, *((next(IN_TURN), option) for option in (*UPDATES, *OTHERS) for _ in range(2))}
+SLOW = (
+    "run_eagerly",
+    "steps_per_execution",
+    "jit_compile",
+    "custom loop in a graph",
+)  # tracing takes longer than all updates
 
 
 @pytest.mark.parametrize(
-    ("option", "entry"), [pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.thorough]) for each in CASES]
+    ("entry", "option"), [pytest.param(*each, marks=[pytest.mark.thorough] * bool({*each} & {*SLOW})) for each in CASES]
 )
-def test_the_update_is_that_of_fit_or_an_error(option, entry):
+def test_the_update_is_that_of_fit_or_an_error(entry, option):
     message = REFUSED.get((entry, option))
     if message is not None:
         with pytest.raises(ValueError, match=message):
@@ -161,22 +161,11 @@ def test_the_update_is_that_of_fit_or_an_error(option, entry):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_logs_of_a_train_step_of_its_own_are_kept():
-    trainer = made(None, ByItself)
-    history = trainer.fit(*BATCHES[0], batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
-    twin = made(None)
-    losses = []
-    for _ in range(2):
-        pairs = twin.compute_gradients(BATCHES[0])
-        losses.append(float(pairs.loss))
-        twin.apply_gradients(pairs)
-    np.testing.assert_allclose(history, losses, rtol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:.*was skipped because a loss:RuntimeWarning")
-@pytest.mark.parametrize("entry", ["fit", *ENTRIES])
-@pytest.mark.parametrize("option", ["on_nonfinite", "max_skipped_updates"])
-def test_updates_that_are_not_finite_end_training_everywhere(option, entry):
+@pytest.mark.parametrize(
+    ("entry", "option"), list(zip(["fit", *ENTRIES], itertools.cycle(["on_nonfinite", "max_skipped_updates"])))
+)
+def test_updates_that_are_not_finite_end_training_everywhere(entry, option):
     in_numbers = "not finite.*skipped in a row"  # in a graph of the user's
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"{option}|{in_numbers}"):
         trained(option, entry, BROKEN)

@@ -15,7 +15,7 @@ from tensorflow.python.framework import config
 
 from multihead import MultiHeadTrainer, schedules, weighting
 from tests.helpers.balancers import ALL, make
-from tests.helpers.cases import pairwise, quick
+from tests.helpers.cases import quick
 from tests.helpers.tiny import weights_of
 
 # TensorFlow says so of every dataset while functions run eagerly; and in turns, a batch has no label for the head of a turn.
@@ -116,8 +116,7 @@ def trained_without(options, eagerly):
         2,
         [
             *((switch, "balanced" if switch is checked_numerics else "plain", True) for switch in SWITCHES),
-            *pairwise(SWITCHES, tuple(OPTIONS), (False,)),
-            *((checked_numerics, options, True) for options in OPTIONS if options != "balanced"),
+            *((switch, option, False) for switch, option in zip(itertools.cycle(SWITCHES), OPTIONS)),
         ],
     ),
 )
@@ -132,31 +131,9 @@ def test_training_goes_on_as_without(switch, options, eagerly):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_head_without_any_label_has_no_loss_and_stops_nothing():
-    labels = {**Y, "rate": np.full_like(Y["rate"], -9)}
-    with checked_numerics():
-        history, _ = trained("balanced", eagerly=True, labels=labels)
-    assert np.isnan(history["rate_loss"] + history["val_rate_loss"]).all() and np.isfinite(history["loss"]).all()
-
-
 def test_what_is_really_infinite_stops():
     with checked_numerics(), pytest.raises(tf.errors.InvalidArgumentError, match="Infinity or NaN"):
         trained("plain", eagerly=True, labels={**Y, "rate": np.zeros_like(Y["rate"])})
-
-
-def test_missing_labels_do_not_matter_to_a_loss_that_is_infinite_without_them():
-    def gradients(x, y):
-        keras.utils.set_random_seed(1)
-        trainer = MultiHeadTrainer(keras.layers.Dense(4))
-        trainer.add_head("a", keras.layers.Dense(2), relative)
-        trainer.compile("sgd")
-        return [np.array(gradient) for gradient, _ in trainer.compute_gradients((x, {"a": y}))]
-
-    missing = Y["rate"].copy()
-    missing[::2] = np.nan
-    labels = np.abs(Y["rate"])
-    for one, other in zip(gradients(X, np.where(np.isnan(missing), np.nan, labels)), gradients(X[1::2], labels[1::2])):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 ROWS = np.array([[-4.0, 1.0, 1.0, 0.3], [6.0, 1.0, 1.0, -2.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
@@ -176,6 +153,7 @@ def test_balancers_compute_nothing_infinite(name):
 WEIGHTINGS = [name for name in weighting.__all__ if isinstance(getattr(weighting, name), type)]
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("name", [name for name in WEIGHTINGS if name != "Weighting"])
 def test_weightings_compute_nothing_infinite(name):
@@ -183,12 +161,6 @@ def test_weightings_compute_nothing_infinite(name):
     method.bind(["a", "b", "c"])
     method.build((3,))
     with checked_numerics():
-        for losses, active in itertools.product(
-            ([4.0, 0.5, 0.0], [1e-3, 1e3, 0.0]), ([True, True, False], [True, False, False])
-        ):
+        for losses, active in (([4.0, 0.5, 0.0], [True, True, False]), ([1e-3, 1e3, 0.0], [True, False, False])):
             losses = np.where(active, losses, 0).astype("float32")
             method.weigh(tf.constant(losses), tf.constant(active), **method.used(step=tf.constant(0, tf.int64)))
-        # In a graph constants are checked, too.
-        tf.function(
-            lambda: method.weigh(tf.ones([3]), tf.constant([True] * 3), **method.used(step=tf.constant(0, tf.int64)))
-        )()

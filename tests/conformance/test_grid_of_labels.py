@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from multihead.heads._metrics import HeadMetric, resolve_metric
 from multihead.heads._named import new_head
-from tests.helpers.cases import quick
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
 
 KERAS_3 = keras.__version__.startswith("3")
@@ -99,12 +98,11 @@ class Case:
         self.seen = np.eye(width)[self.labels] if kind == "rows" else self.labels
 
 
-def cases(kind, shape, predictions, number, in_full):
-    """The ways to miss a label, with a dtype that is another for each pair of shapes; two of them in turn if not in full."""
+def cases(kind, shape, predictions, number):
+    """Two ways to miss a label, in turn, with a dtype that is another for each pair of shapes."""
     dtype = DTYPES[number % len(DTYPES)]
     possible = [missing for missing in MISSING if missing != "NaN" or dtype in FLOATING]
-    in_turn = [possible[(number + i) % len(possible)] for i in range(2)]
-    for missing in possible if in_full else in_turn:
+    for missing in (possible[(number + i) % len(possible)] for i in range(2)):
         yield dtype, missing, Case(kind, shape, predictions, dtype, missing)
 
 
@@ -144,7 +142,7 @@ def refused(loss, case):
     return loss != "cosine_similarity" or case.targets.dtype.is_bool  # it takes any number, so 9 is a mark like another
 
 
-def check_loss(loss, start, in_full):
+def check_loss(loss, start):
     """All shapes for a loss; returns the numbers of cases that were trained and that were refused."""
     kind, counts = kind_of(loss), [0, 0]
     for number, (shape, targets) in enumerate(itertools.product(PREDICTIONS, TARGETS)):
@@ -157,7 +155,7 @@ def check_loss(loss, start, in_full):
                 new_head("a", tf.identity, made(loss)).build(y, tf.TensorSpec([None, *shape[1:]]))
             counts[1] += 1
             continue
-        for dtype, missing, case in cases(kind, targets, shape, start + number, in_full):
+        for dtype, missing, case in cases(kind, targets, shape, start + number):
             if refused(loss, case):
                 with pytest.raises(ValueError, match=r"that no row|must be missing for a whole row"):
                     by_head(loss, case, x)
@@ -176,14 +174,10 @@ def check_loss(loss, start, in_full):
     return counts
 
 
-IN_FULL = pytest.mark.parametrize("in_full", quick(1, [False, True]))
-
-
 @pytest.mark.first_cases(9)
-@IN_FULL
 @pytest.mark.parametrize("number, loss", list(enumerate(LOSSES)))
-def test_losses(number, loss, in_full):
-    trained, refused = check_loss(loss, 5 * number, in_full)
+def test_losses(number, loss):
+    trained, refused = check_loss(loss, 5 * number)
     assert trained >= 3 and refused >= 8
 
 
@@ -222,7 +216,7 @@ METRICS = {
 }
 
 
-def check_metric(name, start, in_full):
+def check_metric(name, start):
     """All shapes for a metric: as Keras's own on the labelled elements alone. Returns the number of cases."""
     options, kind = METRICS[name]
     count, loss = 0, OF_KIND[kind]
@@ -232,7 +226,7 @@ def check_metric(name, start, in_full):
         if (kind != "elements" and (len(shape) < 2 or shape[-1] == 1)) or not fits(kind, targets, shape):
             continue
         predictions = predicted(kind, logits(shape, seed=1))
-        for dtype, missing, case in cases(kind, targets, shape, start + number, in_full):
+        for dtype, missing, case in cases(kind, targets, shape, start + number):
             if refused(loss, case):
                 continue
             head = new_head("a", tf.identity, loss, ignore_label=case.ignore_label)
@@ -256,7 +250,6 @@ def check_metric(name, start, in_full):
 
 
 @pytest.mark.first_cases(10)
-@IN_FULL
 @pytest.mark.parametrize("number, name", list(enumerate(METRICS)))
-def test_metrics(number, name, in_full):
-    assert check_metric(name, 5 * number, in_full) >= 2
+def test_metrics(number, name):
+    assert check_metric(name, 5 * number) >= 2

@@ -66,17 +66,6 @@ def test_idle_head_stays_bit_for_bit(reason, optimizer):
     assert any(np.any(old != new) for old, new in zip(before[busy], after[busy]))
 
 
-def test_an_idle_head_gives_the_encoder_nothing():
-    inputs, targets = tiny.data(8)
-    alone = tiny.trainer("sgd", heads=("tag",), run_eagerly=True)
-    alone.fit(inputs, {"tag": targets["tag"]}, batch_size=8, shuffle=False, verbose=0)
-    unlabelled = {**targets, "price": np.full(8, -1), "size": np.full(8, np.nan, "float32")}
-    together = tiny.shared("sgd")
-    together.fit(inputs, unlabelled, batch_size=8, shuffle=False, verbose=0)
-    for a, b in zip(alone.encoder.trainable_variables, together.encoder.trainable_variables, strict=True):
-        np.testing.assert_array_equal(*tiny.values([a, b]))
-
-
 def test_without_any_label_an_update_is_skipped_and_counted():
     inputs, targets = tiny.data(4)
     nothing = {"tag": np.zeros((4, 6), "int64"), "price": np.full(4, -1), "size": np.full(4, np.nan, "float32")}
@@ -89,28 +78,6 @@ def test_without_any_label_an_update_is_skipped_and_counted():
     assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [1, 1]
     for old, new in zip(before, tiny.weights_of(trainer), strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("weight", quick(1, [lambda update: tf.where(update < 1, 0.0, 1.0), 0.0]))
-def test_a_weight_of_zero_makes_a_head_idle(weight):
-    inputs, targets = tiny.data(4)
-    trainer = tiny.trainer(keras.optimizers.AdamW(0.1, weight_decay=0.1), weights={"tag": 1.0, "price": weight, "size": 1.0})
-    trainer.compute_gradients((inputs, targets))
-    before = state_of(trainer, "price")
-    trainer.fit(inputs, targets, verbose=0)
-    for old, new in zip(before, state_of(trainer, "price"), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
-def test_an_absent_key_is_a_head_without_labels():
-    inputs, targets = tiny.data(8)
-    trainer = tiny.trainer("adam", run_eagerly=True)
-    pairs = trainer.compute_gradients((inputs, {"price": targets["price"]}))
-    price = {id(tiny.tensor_variable(v)) for v in trainer.heads["price"].module.trainable_variables}
-    encoder = {id(tiny.tensor_variable(v)) for v in trainer.encoder.trainable_variables}
-    for gradient, variable in pairs:
-        assert (gradient is not None) == (id(tiny.tensor_variable(variable)) in price | encoder)
 
 
 def changed_in_place(pairs):
@@ -127,23 +94,14 @@ CHANGES = {
     "as given": lambda pairs: pairs,
     "changed in place": changed_in_place,
     "scaled": halved,
-    "zipped": lambda pairs: zip(*map(list, zip(*pairs))),
     "without None": lambda pairs: [(gradient, variable) for gradient, variable in pairs if gradient is not None],
 }
 
-CASES = [
-    *((change, False, "data") for change in CHANGES),
-    ("zipped", True, "schedule"),
-    ("scaled", True, "data"),
-    ("as given", True, "schedule"),
-    ("changed in place", True, "schedule"),
-    ("scaled", True, "schedule"),
-    ("without None", True, "schedule"),
-]
+CASES = [*((change, False, "data") for change in CHANGES), ("scaled", True, "data"), ("without None", True, "schedule")]
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize(("change", "in_graph", "reason"), quick(7, CASES))
+@pytest.mark.parametrize(("change", "in_graph", "reason"), CASES)
 def test_in_a_custom_loop_an_idle_head_stays_bit_for_bit(change, in_graph, reason):
     inputs, targets = tiny.data(4)
     schedule = schedules.Alternate({"tag": 1, "price": 1, "size": 9}) if reason == "schedule" else None

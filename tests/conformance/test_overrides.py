@@ -134,17 +134,6 @@ def test_methods_of_the_model(name):
     assert called(lambda: of_ours(kind=kind), calls)
 
 
-OTHERS = [name for name in methods(keras.Model) if name not in (*CALLED_IN_STEPS, "train_step", "test_step", "predict_step")]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_methods_of_the_model_are_called_as_by_keras(name):
-    calls = []
-    expected = called(lambda: of_keras(kind=counting(Plain, name, calls)), calls)
-    assert not expected or called(lambda: of_ours(kind=counting(MultiHeadTrainer, name, calls)), calls)
-
-
 @pytest.mark.parametrize("name", [name for name in methods(keras.callbacks.Callback) if name.startswith("on_")])
 def test_hooks_of_callbacks_are_called_as_often(name):
     calls = []
@@ -173,23 +162,6 @@ def test_gradients_that_an_optimizer_changes_are_applied(rate):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_on_several_replicas_gradients_are_not_summed_again(two_replicas):
-    weights = []
-    for made, factor in ((Halving, 1.0), (keras.optimizers.SGD, 0.5)):
-        with two_replicas.scope():
-            keras.utils.set_random_seed(1)
-            trainer, y = of_ours(made(0.1 * factor))
-        trainer.fit(X, y, verbose=0)
-        weights.append([np.asarray(each) for each in trainer.encoder.get_weights()])
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    with two_replicas.scope():
-        optimizer = keras.optimizers.SGD()
-        optimizer.apply_gradients = lambda pairs: None
-        with pytest.raises(ValueError, match="`optimizer` must not override 'apply_gradients'"):
-            of_ours(optimizer)
-
-
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 cannot create such an optimizer")
 def test_a_loss_scaling_optimizer_of_the_users_is_refused():
     class Own(keras.mixed_precision.LossScaleOptimizer):
@@ -198,15 +170,3 @@ def test_a_loss_scaling_optimizer_of_the_users_is_refused():
 
     with pytest.raises(ValueError, match="`optimizer` must be Keras's own LossScaleOptimizer.*Received: Own"):
         of_ours(Own(keras.optimizers.SGD()))
-
-
-@pytest.mark.skipif(not KERAS_3, reason="an option of Keras 3")
-def test_a_constant_loss_scale_changes_nothing():
-    weights = []
-    for factor in (None, 128.0):
-        keras.utils.set_random_seed(1)
-        trainer, y = of_ours(keras.optimizers.SGD(0.1, loss_scale_factor=factor))
-        trainer.fit(X, y, verbose=0)
-        weights.append(trainer.encoder.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)

@@ -43,10 +43,6 @@ def head(loss, activation=None, **options):
     return keras.layers.Dense(1 if "Binary" in loss else 3, activation=activation, **options)
 
 
-def test_there_are_losses_to_walk_through():
-    assert len(TAKE_LOGITS) >= 5
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_predictions_outside_of_0_and_1_are_an_error(loss):
     wanted = targets(loss)
@@ -83,29 +79,6 @@ def test_the_error_comes_in_fit_before_anything_is_trained(options):
     ):
         trainer.fit(data, verbose=0)
     assert int(trainer.update_count) == 0
-
-
-@pytest.mark.thorough
-def test_xla_which_has_no_errors_skips_the_update():
-    trainer = made("SparseCategoricalCrossentropy", head("Sparse"), run_eagerly=False, jit_compile=True)
-    with pytest.warns(RuntimeWarning, match="from head 'a'"):
-        history = trainer.fit(X, {"a": CLASSES}, verbose=0)
-    assert history.history["skipped_updates"] == [1.0]
-
-
-@pytest.mark.parametrize("activation", quick(1, ["softmax", "sigmoid"]))
-def test_nothing_is_computed_for_the_result_of_an_activation(activation):
-    """The graph of the loss has no operation more than without the check."""
-
-    def operations(checks):
-        loss = "SparseCategoricalCrossentropy" if activation == "softmax" else "BinaryCrossentropy"
-        trainer = made(loss, keras.Sequential([head(loss, activation), keras.layers.Reshape([-1])]), run_eagerly=False)
-        trainer._setup.head("a").checks_range = checks
-        trainer.compute_gradients((X, {"a": targets(loss)}))
-        step = tf.function(lambda: [gradient for gradient, _ in trainer.compute_gradients((X, {"a": targets(loss)}))])
-        return len(step.get_concrete_function().graph.get_operations())
-
-    assert operations(True) == operations(False)
 
 
 def test_logits_are_needed_where_a_loss_takes_them():

@@ -132,25 +132,3 @@ def test_statistics_at_the_parameters_are_those_of_all_layers_together(tmp_path)
     close(line, {f"{name}_coefficient": value for name, value in zip(WEIGHTS, coefficients)}, 1e-5)
     for layer, each in rows.items():
         close(line["layers"][layer], statistics(each[:3], coefficients @ np.array(each[:3]), coefficients), 1e-5)
-
-
-def test_statistics_at_the_representation_are_those_of_a_tape(tmp_path):
-    """Also for a balancer that changes gradients element by element, whose update is no sum of them."""
-    made = trainer(telemetry="full", balancer=balancing.GradDrop(seed=1), run_eagerly=True)
-    made.compute_gradients((X, Y))
-    representation = made.encoder(X)
-    rows = []
-    for name, weight in WEIGHTS.items():
-        labelled = ~np.isnan(Y[name])
-        with tf.GradientTape() as tape:
-            tape.watch(representation)
-            squares = tf.square(made.heads[name].module(representation) - np.nan_to_num(Y[name]))
-            loss = weight * tf.reduce_sum(tf.where(labelled, squares, 0.0)) / labelled.sum()
-        rows.append(np.float64(tape.gradient(loss, representation)).ravel())
-    (line,) = lines_of(made, tmp_path / "run.jsonl", repeats=1)
-    expected = statistics(rows, sum(rows))
-    close(line, {name: value for name, value in expected.items() if "update" not in name and "share" not in name}, 1e-5)
-    # What GradDrop keeps of the gradients is known from the coefficients: the combined gradient's products with them.
-    products = [line[f"{name}_coefficient"] * (row @ row) for name, row in zip(WEIGHTS, rows)]
-    sizes = [p / (np.linalg.norm(r) * line[f"{name}_update_cosine"]) for p, r, name in zip(products, rows, WEIGHTS)]
-    assert sizes == pytest.approx([sizes[0]] * 3, rel=1e-4) and sizes[0] <= np.abs(rows).sum(0) @ np.ones(64)

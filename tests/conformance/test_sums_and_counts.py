@@ -1,4 +1,4 @@
-"""Promise 2: sums and counts add up, and the division happens once."""
+"""Promises 2 and 3: sums and counts add up, the division happens once, and one update is one update."""
 
 from __future__ import annotations
 
@@ -63,19 +63,27 @@ def test_sample_weights_and_missing_labels_follow_the_formula():
 
 
 @pytest.mark.thorough
-def test_evaluation_is_exact_over_ragged_batches_and_missing_heads():
-    inputs, targets = tiny.data(13)
-    trainer = tiny.trainer("adam", metrics=True)
-    tiny.fit_once(trainer, inputs, targets)
-    whole = trainer.evaluate(inputs, targets, batch_size=13, verbose=0, return_dict=True)
-    parts = trainer.evaluate(inputs, targets, batch_size=4, verbose=0, return_dict=True)
-    for name in whole:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5, err_msg=name)
-    predictions = trainer.predict(inputs, verbose=0)["price"]
-    labelled = targets["price"] >= 0
-    np.testing.assert_allclose(
-        whole["price_accuracy"], np.mean(predictions.argmax(1)[labelled] == targets["price"][labelled]), rtol=1e-6
-    )
-    only = trainer.evaluate(inputs, {"price": targets["price"]}, verbose=0, return_dict=True)
-    assert set(only) == {"loss", "price_loss", "price_accuracy"}
-    np.testing.assert_allclose(only["loss"], tiny.WEIGHTS["price"] * only["price_loss"], rtol=1e-5)
+def test_updates_are_what_keras_counts(tmp_path):
+    """Seven batches in windows of three are three updates, whatever `steps_per_execution` is."""
+    inputs, targets = tiny.data(14)
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(2)
+    of_two = data.map(lambda x, y: (x, {name: y[name] for name in ("tag", "size")}))
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.0])
+    weights = []
+    for steps in (1, 2):
+        options = {"gradient_accumulation_steps": 3, "steps_per_execution": steps}
+        trainer = tiny.trainer(keras.optimizers.SGD(rates), ("tag", "size"), **options)
+        ends = []
+        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))  # noqa: B023
+        history = trainer.fit(of_two, epochs=1, verbose=0, shuffle=False, callbacks=[count])
+        assert len(ends) == {1: 3, 2: 2}[steps]
+        assert history.history["tag_updates"] == [3.0]
+        assert tiny.values([trainer.optimizer.iterations, trainer.update_count]) == [3, 3]
+        weights.append(tiny.weights_of(trainer))
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+    endless = tiny.trainer(keras.optimizers.SGD(rates), gradient_accumulation_steps=3, run_eagerly=True)
+    endless.fit(data.repeat(), steps_per_epoch=4, epochs=2, verbose=0, shuffle=False)
+    assert tiny.values([endless.update_count]) == [8]
+    arrays = tiny.trainer("sgd", gradient_accumulation_steps=3, run_eagerly=True)
+    assert arrays.fit(inputs, targets, batch_size=2, verbose=0).history["tag_updates"] == [3.0]

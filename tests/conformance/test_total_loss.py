@@ -37,17 +37,6 @@ def test_one_head_and_nothing_else_is_keras_fit(optimizer, eagerly):
     np.testing.assert_allclose(history["price_accuracy"], wanted["accuracy"], atol=1e-6)
 
 
-def test_weights_may_be_functions_of_the_update_count():
-    inputs, targets = tiny.data(8, missing=False)
-    seen = []
-    trainer = tiny.trainer("sgd", weights={"tag": lambda u: 1.0 / (1.0 + tf.cast(u, tf.float32)), "price": 1.0, "size": 1.0})
-    history = tiny.fit_once(trainer, inputs, targets, epochs=2).history
-    for epoch, weight in enumerate((1.0, 0.5)):
-        total = weight * history["tag_loss"][epoch] + history["price_loss"][epoch] + history["size_loss"][epoch]
-        seen.append(total)
-    np.testing.assert_allclose(history["loss"], seen, rtol=1e-5)
-
-
 def test_heads_with_shared_variables_and_nested_representations():
     """A decoder that reuses the encoder's embedding: the direct path and the path through the representation add up."""
     keras.utils.set_random_seed(0)
@@ -84,35 +73,3 @@ def test_heads_with_shared_variables_and_nested_representations():
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tokens, logits=logits))
     wanted = tape.gradient(loss, tiny.tensor_variable(embed.embeddings))
     np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(wanted), atol=1e-6)
-
-
-def test_added_losses_count_once_however_the_batch_is_cut():
-    x = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
-    y = {"a": x.sum(1, keepdims=True), "b": x[:, :1]}
-
-    def made(**options):
-        keras.utils.set_random_seed(1)
-        trainer = MultiHeadTrainer(keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5)))
-        trainer.add_head("a", keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.3)), "mse")
-        trainer.add_head("b", keras.layers.Dense(1), "mse")
-        trainer.compile(keras.optimizers.SGD(0.1), **options)
-        return trainer
-
-    whole = made()
-    encoder, heads = whole.encoder, [head.module for head in whole.heads.values()]
-    pairs = whole.compute_gradients((x, y))
-    with tf.GradientTape() as tape:
-        hidden = encoder(x)
-        loss = sum(tf.reduce_mean((head(hidden) - target) ** 2) for head, target in zip(heads, y.values()))
-        loss += 0.5 * tf.reduce_sum(tf.square(tiny.tensor_variable(encoder.kernel)))
-        loss += 0.3 * tf.reduce_sum(tf.square(tiny.tensor_variable(heads[0].kernel)))
-    wanted = tape.gradient(loss, [tiny.tensor_variable(v) for _, v in pairs])
-    for (actual, _), expected in zip(pairs, wanted, strict=True):
-        np.testing.assert_allclose(actual, expected, atol=1e-5)
-    for options in (
-        {"micro_batches": 3},
-        {"micro_batches": 3, "balancer": "Sum"},
-        {"balancer": "Sum", "balance_at": "parameters"},
-    ):
-        for (actual, _), expected in zip(made(**options).compute_gradients((x, y)), wanted, strict=True):
-            np.testing.assert_allclose(tf.convert_to_tensor(actual), expected, atol=1e-5)

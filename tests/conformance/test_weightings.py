@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.helpers import balancing_reference, reference, tiny
-from tests.helpers.cases import quick
-from tests.helpers.gathering import assert_alike, batches_of_updates, padded
-from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
+from tests.helpers import tiny
+from tests.helpers.gathering import assert_alike, batches_of_updates
+from tests.helpers.weighted import TOTALS, by_hand, trained
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
@@ -35,38 +33,6 @@ def test_update_is_that_of_a_tape_over_the_total(name, gathering, eagerly):
         np.testing.assert_allclose(tiny.values(trainer.weighting.trainable_variables), learned, atol=1e-6)
 
 
-def test_indicators_of_groups_do_not_depend_on_how_an_update_was_gathered():
-    updates, found = batches_of_updates(True), {}
-    for gathering in ("whole", "both"):
-        weights, trainer, _ = trained(updates, "GO4Align", gathering)
-        found[gathering] = weights, np.asarray(trainer.weighting.indicators)
-    assert_alike(found["both"][0], found["whole"][0])
-    np.testing.assert_allclose(found["both"][1], found["whole"][1], rtol=1e-5)
-    assert (found["whole"][1] < 0).all()
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize(
-    ("level", "gathering"),
-    [("representation", "whole"), ("representation", "micro-batches"), ("parameters", "micro-batches")],
-)
-def test_a_balancer_sees_weighted_gradients(level, gathering):
-    updates = batches_of_updates(True)[:1]
-    encoder, heads = tiny.modules()
-    batch = padded(updates[0])
-    representation = encoder(batch[0])
-    values = reference.element_losses({name: heads[name](representation) for name in HEADS}, batch)
-    # LogLoss counts each head by the inverse of its loss, which at the first update is known beforehand.
-    weights = {name: float(mask.sum() / tf.reduce_sum(tf.where(mask, v, 0.0))) for name, (v, mask) in values.items()}
-    combine = lambda gramian: balancing_reference.coefficients("UPGrad", gramian)  # noqa: E731
-    hand = reference.Reference(encoder, heads, adam(), weights, combine, level)
-    hand.update([batch])
-    actual, _, history = trained(updates, "LogLoss", gathering, balancer="UPGrad", balance_at=level)
-    assert_alike(actual, tiny.values(hand.variables))
-    for name in HEADS:
-        np.testing.assert_allclose(history[f"{name}_weight"], [weights[name]], rtol=1e-5)
-
-
 def starts(trainer):
     """The values that a trainer's weighting began with."""
     trainer.weighting.reset()
@@ -84,18 +50,3 @@ def test_gradnorm_and_famo_are_the_same_however_gathered(name):
     for a, b in zip(mine, theirs):
         np.testing.assert_allclose(a, b, atol=1e-5)
     assert any(np.any(np.abs(value - start) > 1e-4) for value, start in zip(mine, starts(first)))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", quick(2, ["GradNorm", "FAMO", "GeometricMean", "DWA"]))
-def test_two_replicas_make_the_update_of_one_device(two_replicas, name):
-    updates = batches_of_updates(True)
-    one, single, history = trained(updates, name, "whole")
-    two, double, histories = trained(updates, name, "whole", two_replicas)
-    assert_alike(two, one)
-    for variable, other in zip(double.weighting.variables, single.weighting.variables):
-        copies = two_replicas.experimental_local_results(tiny.tensor_variable(variable))
-        np.testing.assert_array_equal(*[copy.numpy() for copy in copies])
-        np.testing.assert_allclose(tiny.values([variable])[0], tiny.values([other])[0], atol=1e-5)
-    for key in history:
-        np.testing.assert_allclose(history[key], histories[key], atol=1e-5, err_msg=key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -115,14 +113,6 @@ def test_an_encoder_with_hidden_variables_is_refused():
         one_head(keras.layers.Dense(1), lambda x: dense(x))
 
 
-def test_functions_without_variables_and_frozen_layers_are_heads():
-    assert len(one_head(lambda representation: 2.0 * representation)) == 2
-    frozen = keras.layers.Dense(1)
-    frozen.trainable = False
-    body = keras.Sequential([frozen, keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
-    assert len(one_head(body)) == 2 + 2
-
-
 @pytest.mark.parametrize("output", [{"x": 0}, (0, 0)], ids=["dict", "tuple"])
 def test_predictions_that_are_no_tensor_are_refused(output):
     with pytest.raises(ValueError, match="The module of head 'a' must give one tensor.*add one head for each"):
@@ -139,24 +129,6 @@ def test_heads_without_a_common_tensor_are_told_once_to_balance_at_the_parameter
     assert sum("no common tensor" in str(warning.message) for warning in caught) == 1
     findings = trainer.diagnose([(X, Y)]).findings
     assert any("'a' and 'b' read no common tensor" in finding and "parameters" in finding for finding in findings)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("compiled", [{}, {"balancer": "UPGrad", "balance_at": "parameters"}], ids=str)
-def test_nothing_is_said_where_nothing_is_balanced_at_the_representation(compiled):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Some heads read")
-        two_heads(**compiled).compute_gradients((X, Y))
-
-
-def test_heads_with_a_common_tensor_are_not_warned_of():
-    trainer = MultiHeadTrainer(Outputs())
-    trainer.add_head("a", keras.layers.Dense(1), "mse", reads="pooled")
-    trainer.add_head("b", keras.layers.Concatenate(), "mse", reads=["pooled", ("states", 1)])
-    trainer.compile("sgd", balancer="UPGrad")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Some heads read")
-        trainer.compute_gradients((X, {"a": Y["a"], "b": np.ones((6, 9), "float32")}))
 
 
 def test_a_functional_head_takes_the_entries_that_it_has_inputs_for():

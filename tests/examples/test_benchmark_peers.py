@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
 from benchmarks.speed import _shared, peers
 from benchmarks.speed._peers_problem import PARAMETERS, PLAIN, Problem
+
+pytestmark = pytest.mark.programs
 
 TICK = """
 import json, sys, threading, time
@@ -21,13 +22,6 @@ def tick():
 threading.Thread(target=tick, daemon=True).start()
 """
 """A process with a thread that writes down when it runs."""
-TICKING = (
-    TICK
-    + """
-print("ready", flush=True)
-sys.stdin.read()
-"""
-)
 SERVING = (
     TICK
     + """
@@ -48,31 +42,6 @@ def ticks(path):
 def start(code, path):
     command = [sys.executable, "-c", code, str(path)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def test_no_thread_of_a_stopped_process_runs_and_afterwards_all_do(tmp_path):
-    path = tmp_path / "ticks"
-    with start(TICKING, path) as process:
-        process.stdout.readline()
-        time.sleep(0.3)
-        with _shared.stopped(process):
-            begin = time.clock_gettime(time.CLOCK_MONOTONIC)
-            time.sleep(0.3)
-            end = time.clock_gettime(time.CLOCK_MONOTONIC)
-        time.sleep(0.3)
-        process.stdin.close()
-    found = ticks(path)
-    assert [each for each in found if begin <= each <= end] == []
-    assert min(found) < begin and max(found) > end
-
-
-def test_a_stopped_process_goes_on_after_an_error_and_one_that_has_ended_is_no_error(tmp_path):
-    with start("print(input())", "") as process:
-        with pytest.raises(ValueError, match="inside"), _shared.stopped(process):
-            raise ValueError("inside")
-        assert process.communicate("goes on\n", timeout=60)[0] == "goes on\n"
-    with _shared.stopped(process):
-        pass
 
 
 def test_a_process_that_is_asked_runs_alone(tmp_path, monkeypatch):
@@ -108,7 +77,6 @@ def test_a_process_has_the_threads_of_its_library_and_says_why_it_ended(monkeypa
     assert started and not {name for name in started if name.startswith(("OMP_", "MKL_", "TF_NUM_"))}
 
 
-@pytest.mark.programs
 @pytest.mark.thorough
 def test_quick_prints_the_table_and_says_that_pytorch_is_not_there(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"

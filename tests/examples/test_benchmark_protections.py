@@ -7,6 +7,8 @@ import pytest
 from benchmarks.speed import protections
 from tests.helpers.operations import operations
 
+pytestmark = pytest.mark.programs
+
 
 def number_of_operations(*without):
     step, batch = protections.without(without)

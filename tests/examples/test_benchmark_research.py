@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.research import digits, molecules
-from benchmarks.research.__main__ import EXPERIMENTS, main
+from benchmarks.research.__main__ import main
 from benchmarks.research.record import comparison, read
 from multihead.comparison import _run
 
@@ -30,11 +30,6 @@ def run(name, tmp_path, *arguments):
     folders = ["--runs", str(tmp_path / "runs"), "--results", str(path), "--data", str(tmp_path)]
     assert main([name, "--quick", *folders, *arguments]) == 0
     return read(path)
-
-
-def test_the_command_lists_the_experiments(capsys):
-    assert main([]) == 0
-    assert set(EXPERIMENTS) <= set(capsys.readouterr().out.splitlines())
 
 
 def test_tickets_and_what_is_recorded_of_them(tmp_path, capsys):

@@ -68,16 +68,6 @@ def test_clusters_that_cannot_be_used(variables, message, environment):
         _replicas.worker_of(OPTIONS)
 
 
-@pytest.mark.parametrize("gpus", [0, 4])
-def test_slurm_gives_the_addresses(gpus, environment, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # which TensorFlow's resolver sets
-    environment({**STEP, **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {})})
-    resolver = _replicas._of_slurm(9000)
-    assert resolver.cluster_spec().as_dict() == {"worker": ["node1:9000", "node1:9001", "node2:9000", "node2:9001"]}
-    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
-    assert resolver.num_accelerators() == ({"GPU": 2} if gpus else {})
-
-
 def test_ray_that_cannot_be_imported_is_named(monkeypatch):
     def fail(name):
         raise ImportError("Can't import ray.train") from ImportError("pyarrow requires NumPy 2.0 or newer, found 1.26.4")
@@ -100,27 +90,6 @@ def test_files_of_a_pattern(tmp_path, monkeypatch):
     _cluster.check_files(2, 2, 16)
     with pytest.raises(InputError, match="`--shard file` needs a file for each worker, .* Received: 2 files with 3 workers"):
         _cluster.check_files(2, 3, 16)
-
-
-def test_batches_of_files_do_not_depend_on_the_number_of_workers():
-    def of_file(file):
-        rows = tf.data.Dataset.range(1, 3 + file).map(lambda row: (tf.fill([row], file), {"label": row}))
-        batches = rows.padded_batch(2)
-        return batches, int(batches.cardinality())
-
-    def epoch(worker):
-        batches, steps = _replicas.batches_of_files(worker, 3, of_file)
-        assert steps == 2 == int(batches.cardinality())
-        return [labels["label"].numpy().tolist() for _, labels in batches]
-
-    alone = epoch(_replicas.Worker())
-    assert alone == [[1, 2, 1, 2, 1, 2], [3, 3, 4]]
-    found = []
-    for index in range(2):
-        worker = _replicas.Worker(index=index, number=2)
-        object.__setattr__(worker, "of_each", lambda value: [2.0, 2.0])
-        found.append(epoch(worker))
-    assert [sorted(one + other) for one, other in zip(*found)] == [sorted(labels) for labels in alone]
 
 
 def test_parts_of_a_batch_are_all_of_it():
@@ -153,21 +122,3 @@ def test_the_recipes_can_be_read(tmp_path):
         assert options.strategy == "multi-worker" and options.output == "/shared/run"
     sbatch = next(block for block in blocks("bash") if "#SBATCH" in block)
     assert sbatch.startswith("#!/bin/bash\n#SBATCH ")
-
-
-@pytest.mark.parametrize(("fails_at", "is_over"), [(2, True), (1, False)])
-def test_a_worker_that_leaves_last_need_not_hear_from_the_others_again(fails_at, is_over, monkeypatch):
-    calls = []
-
-    def totals(self, values):
-        calls.append(values)
-        if len(calls) == fails_at:
-            raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
-
-    monkeypatch.setattr(_replicas.Worker, "totals", totals)
-    if is_over:
-        _replicas.Worker(number=2).leave()
-    else:
-        with pytest.raises(tf.errors.UnavailableError, match="Socket closed"):
-            _replicas.Worker(number=2).leave()
-    assert len(calls) == fails_at

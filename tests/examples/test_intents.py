@@ -11,11 +11,9 @@ import types
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from examples import _requests, intents, serve
 from examples._command_line import InputError
-from examples._orders import ASKED, TAGS, draw_requests, draw_rows
 
 pytestmark = pytest.mark.programs
 
@@ -37,19 +35,6 @@ def read(path, form="csv"):
 
 
 # Rows
-
-
-def test_generated_requests_are_orders_with_what_is_asked():
-    rows, orders = (draw(300, held_out=False, seed=4) for draw in (draw_requests, draw_rows))
-    assert rows == draw_requests(300, held_out=False, seed=4) and {row["intent"] for row in rows} == set(ASKED)
-    for row, order in zip(rows, orders, strict=True):
-        words, tags = row["text"].split(), row["tags"].split()
-        assert order["text"] in row["text"] and len(words) == len(tags)
-        said = [tag[2:] or "other" for tag in tags]
-        first = row["text"][: row["text"].index(order["text"])].split()
-        assert said[len(first) :][: len(order["tags"].split())] == order["tags"].split()
-        assert set(said) <= set(TAGS) and tags == _requests.iob([tag.replace("B-", "I-") for tag in tags])
-    assert not {row["text"] for row in rows} & {row["text"] for row in draw_requests(300, held_out=True, seed=4)}
 
 
 def test_a_table_and_lines_have_the_same_rows(tmp_path):
@@ -126,58 +111,6 @@ def trained(small):
     return model
 
 
-def test_texts_become_ids(small):
-    reader = intents.Reader(["Play Halo 12", "play \u00dc"])
-    found = reader(tf.constant(["PLAY! h\u00e4lo  77", "", "\u00fc"]))
-    words, letters = found["words"].numpy(), found["letters"].numpy()
-    known = reader.word.get_vocabulary()
-    assert [[known[word] for word in row] for row in words] == [["play", "[UNK]", "00"], ["", "", ""], ["\u00fc", "", ""]]
-    assert (
-        letters.shape == (3, 3, intents.LETTERS) and ((letters > 0).sum(axis=2) == [[5, 4, 2], [0, 0, 0], [1, 0, 0]]).all()
-    )
-    assert known[: reader.first_rare] == ["", "[UNK]", "play"]
-    assert reader(tf.constant(["", " "]))["words"].shape == (2, 1)
-
-
-def test_missing_labels_are_those_of_empty_cells(trained):
-    inputs, targets = trained.data(intents.columns(ROWS))
-    assert trained.tags == ["", "O", "B-artist", "I-artist", "B-new", "B-track"]
-    np.testing.assert_array_equal(
-        targets["slots"], [[1, 5, 1, 2, 3], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 2, 0, 0, 0]]
-    )  # fmt: skip
-    assert trained.intents == ["New", "PlayMusic", "Stop"]
-    np.testing.assert_array_equal(targets["intent"], [1, 2, 1, intents.NO_LABEL])
-    assert inputs["words"].shape == (4, 5)
-
-
-def test_rare_words_are_unknown_in_half_of_the_steps(trained, small, monkeypatch):
-    keras.utils.set_random_seed(1)
-    encoder = intents.Encoder(types.SimpleNamespace(word=trained.reader.word, letter=trained.reader.letter, first_rare=3))
-    seen = []
-    inputs = {"words": tf.constant([[2, 3, 0]] * 400), "letters": tf.zeros([400, 3, intents.LETTERS], tf.int64)}
-    encoder(inputs)
-    embed = encoder.word.call
-    monkeypatch.setattr(encoder.word, "call", lambda words: seen.append(words) or embed(words))
-    for training in (True, False):
-        encoder(inputs, training=training)
-    assert (
-        0.4 < np.mean(seen[0].numpy()[:, 1] == 1) < 0.6
-        and (seen[0].numpy()[:, [0, 2]] == [2, 0]).all()
-        and (seen[1].numpy() == [2, 3, 0]).all()
-    )
-
-
-def test_scores_count_what_has_a_label(trained, monkeypatch):
-    rows = [*ROWS, {"text": "play halo", "tags": "O B-new", "intent": "New"}]
-    targets = {name: each.numpy() for name, each in trained.data(intents.columns(rows))[1].items()}
-    intent, slots = np.array([1, 2, 0, 0, 1]), targets["slots"].copy()
-    slots[0, 4], slots[2] = 1, 1
-    answer = {"intent": np.eye(3)[intent], "slots": slots}
-    monkeypatch.setattr(trained.trainer, "predict", lambda *arguments, **options: answer)
-    # Of four slots three are right, and one is too short; three intents of four with a label; one sentence of three.
-    np.testing.assert_allclose(trained.scores(rows), [2 * 3 / 8, 2 / 4, 1 / 3])
-
-
 def test_it_learns_and_the_export_takes_texts_in_an_empty_process(trained, tmp_path):
     assert trained.scores(ROWS) == [1.0, 1.0, 1.0]
     assert np.isnan(trained.scores(ROWS[3:])[1:]).all()
@@ -204,6 +137,7 @@ def test_it_learns_and_the_export_takes_texts_in_an_empty_process(trained, tmp_p
     }
 
 
+@pytest.mark.thorough
 def test_without_any_intents_the_slots_are_learned(small):
     rows = [{**row, "intent": ""} for row in ROWS]
     model = intents.Model(rows, rows)

@@ -30,13 +30,7 @@ def rows():
 @pytest.fixture(scope="module")
 def start(hub, rows, eager_updates):
     keras.utils.set_random_seed(0)
-    return program.from_config("Bert", rows, 2, None, size=8, seed=0)[0]
-
-
-def trained(way, start, rows, updates=2):
-    """A trainer of a way, and the encoder's weights before and after."""
-    trainer = program.finetune(program.WAYS[way], start, start.tokens(rows), updates)
-    return trainer, start.make(True).get_weights(), trainer.encoder.get_weights()
+    return program.from_config("Bert", rows, 2, size=8, seed=0)[0]
 
 
 @pytest.mark.addons
@@ -51,69 +45,18 @@ def test_on_keras_2_it_says_so_in_one_line(capsys, monkeypatch):
 
 
 @on_keras_3
-def test_a_frozen_encoder_does_not_change_and_is_kept(start, rows, tmp_path):
-    trainer, before, after = trained("frozen", start, rows)
-    assert all(map(np.array_equal, before, after))
-    assert program.trained_parameters(trainer, program.WAYS["frozen"]) == 0
-    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
-
-
-@on_keras_3
-def test_lora_trains_its_adapters_and_is_kept(hub, start, rows, tmp_path):
-    trainer, _, _ = trained("LoRA", start, rows, 4)
-    inputs = start.tokens(rows[:4])[0]
-    own = {each.path for each in trainer.encoder.trainable_variables}
-    assert own and all(re.search(r"self_attention_layer/(query|value)/(lora_kernel_[ab]|bias)$", path) for path in own)
-    weights = {each.path: each.numpy() for each in trainer.encoder.variables}
-    pretrained = {each.path: each.numpy() for each in start.make(True).weights if "seed_generator" not in each.path}
-    assert set(pretrained) - set(weights) == set()
-    assert all(np.array_equal(weights[path], value) for path, value in pretrained.items() if path not in own)
-    assert all(np.abs(weights[path]).max() > 0 for path in own if path.endswith("lora_kernel_b"))
-    assert program.trained_parameters(trainer, program.WAYS["LoRA"]) == sum(weights[path].size for path in own)
-
-    assert max(program.kept(trainer, inputs, tmp_path, adapted=True)) < 1e-5
-    loaded = keras.models.load_model(tmp_path / "trainer.keras", compile=False)
-    assert not any("lora" in each.path for each in loaded.encoder.variables)
-    # The adapters alone, on the original weights and the trained biases.
-    trainer.encoder.save_lora_weights(str(tmp_path / "a.lora.h5"))
-    backbone = start.make(True)
-    backbone.load_lora_weights(str(tmp_path / "a.lora.h5"))
-    for variable in backbone.trainable_variables:
-        if variable.path.endswith("bias"):
-            variable.assign(weights[variable.path])
-    np.testing.assert_allclose(backbone(inputs)[program.POOLED], trainer.encoder(inputs)[program.POOLED], atol=1e-5)
-
-
-@on_keras_3
-@pytest.mark.thorough
-def test_unfrozen_layers_move_the_less_the_lower_and_a_later_head_is_kept_with_the_old_ones(start, rows, tmp_path):
-    trainer, before, after = trained("frozen, then unfrozen", start, rows, 3)
-    assert trainer.stage == 1 and not all(map(np.array_equal, before, after))
-    program.add_haste(trainer, start, start.tokens(rows), 6)
-    assert int(trainer.update_count) == 9 and trainer.stage == 1
-    assert set(program.figures(trainer, start.tokens(rows))) == {"price", "tags", "haste"}
-    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
-
-
-@on_keras_3
-def test_from_scratch_begins_with_other_weights(start):
-    scratch, pretrained = (encoder_of(start.make(each)).model.get_weights() for each in (False, True))
-    again = encoder_of(start.make(True)).model.get_weights()
-    assert all(map(np.array_equal, pretrained, again)) and not all(map(np.array_equal, scratch, pretrained))
-
-
-@on_keras_3
 @pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")  # of KerasHub's T5
-@pytest.mark.parametrize("name", ["Albert", "FNet", "Roberta", "GPT2", "ESM2", "T5", "Gemma"])
+@pytest.mark.parametrize("name", ["Albert", "GPT2", "T5"])
 def test_any_backbone_gives_both_outputs(hub, name):
-    encoder = encoder_of(backbone_from_config(name, 30, 12, size=8, layers=1))
+    backbone = backbone_from_config(name, 30, 12, size=8, layers=1)
+    encoder = encoder_of(backbone)
     ids = np.array([[5, 6, 7, 0, 0], [5, 6, 0, 0, 0]])
     blank = {"token_ids": ids, "padding_mask": (ids > 0).astype("int32"), "segment_ids": np.zeros_like(ids)}
-    inputs = {each: blank[each.removeprefix("encoder_")] for each in encoder.model.input}
-    found = encoder.model(inputs)
+    inputs = {each: blank[each.removeprefix("encoder_")] for each in encoder.input}
+    found = encoder(inputs)
     pooled, sequence = (np.array(found[key]) for key in (program.POOLED, program.SEQUENCE))
     assert pooled.shape == (2, 8) and sequence.shape == (2, 5, 8)
-    if encoder.model is not encoder.backbone:
+    if encoder is not backbone:
         np.testing.assert_allclose(pooled[1], sequence[1, :2].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
@@ -123,15 +66,15 @@ def test_a_preset_is_loaded_with_its_tokenizer(hub, start, rows, tmp_path):
     backbone.save_to_preset(tmp_path)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "two", "oak", "desk", "##s", ",", "a", "chair", "pine", "table"]
     hub.tokenizers.DistilBertTokenizer(vocabulary=words).save_to_preset(tmp_path)
-    loaded = program.from_preset(str(tmp_path), None)
+    loaded = program.from_preset(str(tmp_path))
     assert loaded.rate == 1e-4
     assert all(map(np.array_equal, loaded.make(True).get_weights(), backbone.get_weights()))
     row = {"text": "two oak desks,", "tags": "count material product", "order": "2 oak desk", "price": "3780"}
     inputs, targets = loaded.tokens([row])
-    assert inputs["token_ids"][0, :8].tolist() == [2, 5, 6, 7, 8, 9, 3, 0] and "segment_ids" not in inputs
+    assert inputs["token_ids"][0, :8].tolist() == [2, 5, 6, 7, 8, 9, 3, 0]
     assert targets["tags"][0, :8].tolist() == [NO_LABEL, 1, 4, 5, 5, 0, NO_LABEL, NO_LABEL]
     trainer = program.finetune(program.WAYS["frozen"], loaded, loaded.tokens(rows), 1)
-    assert program.figures(trainer, loaded.tokens(rows[:9])).keys() == {"price", "tags"}
+    assert program.accuracies(trainer, loaded.tokens(rows[:9])).keys() == {"price", "tags"}
 
 
 @on_keras_3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 
 import numpy as np
@@ -17,12 +16,12 @@ def run(arguments, body=lambda session: None, needs=("matplotlib", "rich")):
     return _shared.run_program("trial", "Is this a trial?", body, arguments, needs=needs)
 
 
-@pytest.mark.parametrize("module", ["rich", "matplotlib", "gymnasium", "tensorboard"])
+@pytest.mark.parametrize("module", ["rich", "matplotlib", "gymnasium", "sklearn"])
 def test_a_missing_extra_is_named(module, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     assert run([], needs=(module,)) == 2
-    extras = "examples,tensorboard" if module == "tensorboard" else "examples"
+    extras = "examples,benchmarks" if module == "sklearn" else "examples"
     assert capsys.readouterr().err == (
         f"examples.trial: error: needs {module}. Install the extra: pip install -e '.[{extras}]'\n"
     )
@@ -49,15 +48,6 @@ def test_a_session(tmp_path, capsys):
         assert text in output
 
 
-def test_help_tells_the_question_and_every_option(capsys):
-    with pytest.raises(SystemExit) as left:
-        run(["--help"])
-    assert left.value.code == 0
-    output = capsys.readouterr().out
-    for text in ("python -m examples.trial", "Is this a trial?", "--output", "--seed", "--quick"):
-        assert text in output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -78,11 +68,3 @@ def test_an_output_that_is_no_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["--output", str(tmp_path / "file")]) == 2
     assert "`--output` must be a writable folder. Received: " in capsys.readouterr().err
-
-
-def test_an_interruption_is_one_line(tmp_path, capsys):
-    def body(session: argparse.Namespace):
-        raise KeyboardInterrupt
-
-    assert run(["--output", str(tmp_path)], body) == 2
-    assert capsys.readouterr().err == "examples.trial: error: interrupted.\n"

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.autograph.core import config
 from tensorflow.python.autograph.impl import api
 
 from multihead import (
@@ -72,14 +71,6 @@ class Module(tf.Module):
 
     def __call__(self, x):
         return changed(self.rule, x) @ self.kernel
-
-
-class Generating(Layer):
-    def call(self, x, targets):
-        return self.dense(x) + 0 * targets
-
-    def generate(self, x):
-        return changed(self.rule, self.dense(x))
 
 
 class Loss(keras.losses.Loss):
@@ -174,6 +165,13 @@ def of_step(rule):
     return lambda step: changed(rule, 0.1 + tf.cast(step, tf.float32))
 
 
+def function_of(rule, columns=None):
+    def call(x):
+        return changed(rule, x[:, :columns])
+
+    return call
+
+
 def loss_function(rule):
     def squares(targets, predictions):
         return scaled(rule, (targets - predictions) ** 2)
@@ -181,69 +179,45 @@ def loss_function(rule):
     return squares
 
 
-OF_KERAS = {  # converted by Keras itself, as in a model without this package; Keras 3 does not
-    "encoder as a layer": lambda rule: {"encoder": Layer(rule)},
-    "head as a layer": lambda rule: {"module": Layer(rule)},
-    "metric": lambda rule: {"metrics": [Metric(rule)]},
-    "metric's function": lambda rule: {"metrics": [loss_function(rule)]},
-}
-OURS = {
-    "encoder as a function": lambda rule: {"encoder": lambda x: changed(rule, x)},
-    "encoder as a module": lambda rule: {"encoder": Module(rule)},
-    "head as a function": lambda rule: {"module": lambda x: changed(rule, x[:, :1])},
-    "head as a module": lambda rule: {"encoder": keras.layers.Dense(3), "module": Module(rule)},
-    "loss": lambda rule: {"loss": Loss(rule)},
-    "loss function": lambda rule: {"loss": loss_function(rule)},
-    "weight": lambda rule: {"weight": of_step(rule)},
-    "learning rate": lambda rule: {"learning_rate_multiplier": of_step(rule)},
-    "learning rate by layer": lambda rule: {"learning_rate_multiplier": rates.LayerwiseDecay(0.5, top=of_step(rule))},
-    "coefficients": lambda rule: {"balancer": Coefficients(rule)},
-    "combine": lambda rule: {"balancer": Combine(rule)},
-    "observe": lambda rule: {"balancer": Observe(rule)},
-    "total": lambda rule: {"weighting": Total(rule)},
-    "objective and regularizer": lambda rule: {"weighting": Learned(rule)},
-    "head_schedule": lambda rule: {"head_schedule": Active(rule)},
-    "clipping": lambda rule: {"clip": Clipping(rule)},
-}
-KINDS = {**OF_KERAS, **OURS}
-# Each kind stands in one of these; those of a set are trained together.
 TOGETHER = [
-    [
-        "encoder as a layer",
-        "head as a layer",
-        "metric",
-        "loss",
-        "weight",
-        "learning rate",
-        "coefficients",
-        "total",
-        "head_schedule",
-    ],
-    ["encoder as a function", "head as a function", "metric's function", "loss function", "combine"],
-    ["head as a module", "objective and regularizer", "clipping"],
-    ["encoder as a module", "learning rate by layer", "observe"],
+    lambda rule: {
+        **{"encoder": Layer(rule), "module": Layer(rule), "metrics": [Metric(rule)], "loss": Loss(rule)},
+        **{"weight": of_step(rule), "learning_rate_multiplier": of_step(rule), "balancer": Coefficients(rule)},
+        **{"weighting": Total(rule), "head_schedule": Active(rule)},
+    },
+    lambda rule: {
+        **{"encoder": function_of(rule), "module": function_of(rule, 1)},
+        **{"metrics": [loss_function(rule)], "loss": loss_function(rule), "balancer": Combine(rule)},
+    },
+    lambda rule: {
+        **{"encoder": keras.layers.Dense(3), "module": Module(rule)},
+        **{"weighting": Learned(rule), "clip": Clipping(rule)},
+    },
+    lambda rule: {
+        **{"encoder": Module(rule), "balancer": Observe(rule)},
+        "learning_rate_multiplier": rates.LayerwiseDecay(0.5, top=of_step(rule)),
+    },
 ]
+"""Everything of a user's that runs in a step, as functions of the control flow that it has."""
 OF_HEAD = ("module", "loss", "metrics", "weight", "learning_rate_multiplier")
 
 
-def trainer_of(parts, strategy=None, **options):
+def trainer_of(parts, **options):
     """A compiled trainer with some of the user's parts."""
     keras.utils.set_random_seed(0)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        parts = parts() if callable(parts) else parts
-        of_head = {"module": keras.layers.Dense(1), "loss": "mse", **{k: v for k, v in parts.items() if k in OF_HEAD}}
-        trainer = MultiHeadTrainer(parts.get("encoder") or keras.layers.Dense(3, activation="tanh"))
-        trainer.add_head("a", of_head.pop("module"), of_head.pop("loss"), **of_head)
-        trainer.add_head("b", keras.layers.Dense(1), "mse")
-        of_compile = {name: part for name, part in parts.items() if name not in (*OF_HEAD, "encoder")}
-        trainer.compile(keras.optimizers.SGD(0.1), **of_compile, **options)
+    of_head = {"module": keras.layers.Dense(1), "loss": "mse", **{k: v for k, v in parts.items() if k in OF_HEAD}}
+    trainer = MultiHeadTrainer(parts.get("encoder") or keras.layers.Dense(3, activation="tanh"))
+    trainer.add_head("a", of_head.pop("module"), of_head.pop("loss"), **of_head)
+    trainer.add_head("b", keras.layers.Dense(1), "mse")
+    of_compile = {name: part for name, part in parts.items() if name not in (*OF_HEAD, "encoder")}
+    trainer.compile(keras.optimizers.SGD(0.1), **of_compile, **options)
     return trainer
 
 
-def trained(kinds, rule, batch_size=4, **options):
+def trained(parts, **options):
     """The statistics of two steps, and the variables after them."""
-    trainer = trainer_of(lambda: {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}, **options)
-    history = trainer.fit(X, Y, batch_size=batch_size, shuffle=False, verbose=0).history
+    trainer = trainer_of(parts, **options)
+    history = trainer.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
     return {name: values[-1] for name, values in history.items()}, [np.array(each) for each in trainer.get_weights()]
 
 
@@ -280,63 +254,19 @@ def of_ours(names):
     return [name for name in names if name.startswith("multihead.")]
 
 
-def test_each_kind_stands_in_one_of_the_sets():
-    assert sorted(kind for kinds in TOGETHER for kind in kinds) == sorted(KINDS)
-
-
-@pytest.mark.first_cases(len(TOGETHER))
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
-@pytest.mark.parametrize("kinds", [*TOGETHER, *([kind] for kind in KINDS)], ids="+".join)
-def test_users_control_flow_over_tensors_works_in_fit(kinds, converted):
-    found = trained(kinds, by_python)
+@pytest.mark.parametrize("parts", TOGETHER)
+def test_users_control_flow_over_tensors_works_in_fit(parts, converted):
+    found = trained(parts(by_python))
     assert any(name.endswith("by_python") for name in converted)
     assert of_ours(converted) == []
-    assert_same(found, trained(kinds, by_tensorflow, run_eagerly=True))
+    assert_same(found, trained(parts(by_tensorflow), run_eagerly=True))
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
-@pytest.mark.thorough
-def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(options, converted):
-    def parts(rule):
-        kinds = ("head as a layer", "loss function", "coefficients", "total", "clipping")
-        return {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}
-
-    def trained(rule, **more):
-        trainer = trainer_of(lambda: parts(rule), **options, **more)
-        labels = {"a": np.where(np.arange(8)[:, None] < 4, np.nan, Y["a"]), "b": Y["b"]}
-        trainer.fit(X, labels, batch_size=4, shuffle=False, verbose=0)
-        return {}, [np.array(each) for each in trainer.get_weights()]
-
-    found = trained(by_python)
-    assert of_ours(converted) == []
-    assert_same(found, trained(by_tensorflow, run_eagerly=True))
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
-def test_it_works_under_a_strategy(two_replicas, converted):
-    def parts(rule):
-        kinds = ("encoder as a layer", "loss", "observe", "weight", "head_schedule")
-        return {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}
-
-    def trained(rule, strategy=None):
-        trainer = trainer_of(lambda: parts(rule), strategy)
-        trainer.fit(X[:4], {name: y[:4] for name, y in Y.items()}, batch_size=4, shuffle=False, verbose=0)
-        return {}, [np.array(each) for each in trainer.get_weights()]
-
-    found = trained(by_python, two_replicas)
-    assert of_ours(converted) == []
-    assert found[1] != []
-    assert_same(found, trained(by_tensorflow, two_replicas))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", [*["loss function"] * KERAS_2, "coefficients", "total", "clipping", "weight"])
-def test_in_a_function_of_the_users_own_it_works_on_both_stacks(kind, converted):
+def test_in_a_function_of_the_users_own_it_works_on_both_stacks(converted):
     def trained(rule, compile):
-        trainer = trainer_of(KINDS[kind](rule))
+        parts = {"balancer": Coefficients(rule), "weighting": Total(rule), "clip": Clipping(rule), "weight": of_step(rule)}
+        trainer = trainer_of({**parts, **({"loss": loss_function(rule)} if KERAS_2 else {})})
         trainer.compute_gradients((X, Y))
 
         @compile
@@ -353,49 +283,12 @@ def test_in_a_function_of_the_users_own_it_works_on_both_stacks(kind, converted)
     assert_same(found, trained(by_tensorflow, lambda step: step))
 
 
-def exported(tmp_path, rule, **options):
-    """What an exported model, and `predict`, give for the data."""
-    trainer = MultiHeadTrainer(keras.layers.Dense(3, activation="tanh"))
-    trainer.add_head("a", Generating(rule), "mse", teacher_forcing=True)
-    trainer.compile(keras.optimizers.SGD(0.1), **options)
-    trainer.compute_gradients((X, {"a": Y["a"]}))
-
-    def preprocess(x):
-        return changed(rule, x)
-
-    def postprocess(x):
-        return {"a": changed(rule, x)}
-
-    def generate(x):
-        return changed(rule, x)
-
-    found = []
-    for name, more in {"own": {}, "given": {"generate": generate}}.items():
-        more |= {"preprocess": preprocess, "postprocess": postprocess}
-        trainer.export(tmp_path / name, "a", inputs=tf.TensorSpec([None, 3], tf.float32, name="x"), **more)
-        found.append(tf.saved_model.load(tmp_path / name).signatures["serving_default"](x=tf.constant(X))["a"].numpy())
-    return [trainer, *found]
-
-
-@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing")
-def test_it_works_in_generate_and_in_the_steps_of_an_export(tmp_path, converted):
-    keras.utils.set_random_seed(0)
-    trainer, *found = exported(tmp_path / "python", by_python)
-    predicted = trainer.predict(X, verbose=0)["a"]
-    assert of_ours(converted) == []
-    keras.utils.set_random_seed(0)
-    trainer, *wanted = exported(tmp_path / "tensorflow", by_tensorflow)
-    np.testing.assert_allclose(predicted, trainer.predict(X, verbose=0)["a"], rtol=1e-5)
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
 @pytest.mark.skipif(KERAS_2, reason="Keras 2 converts")
-@pytest.mark.parametrize("kind", ["head as a layer", "loss function", "coefficients"])
-def test_on_keras_3_fit_converts_nothing_as_keras_does(kind, converted):
+@pytest.mark.parametrize("part", [("module", Layer), ("loss", loss_function), ("balancer", Coefficients)], ids=str)
+def test_on_keras_3_fit_converts_nothing_as_keras_does(part, converted):
     model = keras.Sequential([Layer(by_python)])
     model.compile("sgd", "mse")
-    for fit in (lambda: model.fit(X, Y["a"], verbose=0), lambda: trained([kind], by_python)):
+    for fit in (lambda: model.fit(X, Y["a"], verbose=0), lambda: trained({part[0]: part[1](by_python)})):
         with pytest.raises((TypeError, ValueError, UserWarning), match="symbolic"):
             fit()
     assert not any("by_python" in name for name in converted)
@@ -449,10 +342,6 @@ def test_nothing_of_the_package_is_converted_where_data_are_read(converted):
     assert of_ours(converted) == []
 
 
-def test_the_rules_of_the_process_are_those_of_tensorflow():
-    assert [rule for rule in map(str, config.CONVERSION_RULES) if "multihead" in rule] == []
-
-
 NO_SOURCE = """
 def squares(targets, predictions):
     with tf.name_scope("squares"):
@@ -468,27 +357,15 @@ def from_string():
     return names["squares"]
 
 
-def from_changed_file(path):
-    """A function whose file was changed after it had been imported: what stands there now cannot be parsed."""
-    path.write_text(NO_SOURCE, encoding="utf-8")
-    names = {"tf": tf, "__name__": "changed"}
-    exec(compile(NO_SOURCE, str(path), "exec"), names)
-    path.write_text(NO_SOURCE.replace("return", "#"), encoding="utf-8")
-    return names["squares"]
-
-
 # fmt: off
 TWO_IN_A_LINE = (lambda targets, predictions: (targets - predictions) ** 2), (lambda targets, predictions: predictions)
 # fmt: on
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize(
-    "loss", [from_string, from_changed_file, TWO_IN_A_LINE[0], "mse"], ids=["no source", "file", "lambdas", "Keras"]
-)
-def test_a_function_that_cannot_be_read_runs_as_it_is_without_a_warning(loss, tmp_path):
-    if loss in (from_string, from_changed_file):
-        loss = loss() if loss is from_string else loss(tmp_path / "changed.py")
+@pytest.mark.parametrize("loss", [from_string, TWO_IN_A_LINE[0], "mse"], ids=["no source", "lambdas", "Keras"])
+def test_a_function_that_cannot_be_read_runs_as_it_is_without_a_warning(loss):
+    loss = loss() if loss is from_string else loss
 
     class Unreadable(balancing.Balancer):
         def coefficients(self, gramian):
@@ -497,25 +374,3 @@ def test_a_function_that_cannot_be_read_runs_as_it_is_without_a_warning(loss, tm
     trainer = trainer_of({"loss": loss, "weight": lambda step: 1.0}, balancer=Unreadable())
     trainer.fit(X, Y, batch_size=4, verbose=0)
     assert int(trainer.update_count) == 2
-
-
-class OwnGraph(balancing.Balancer):
-    @tf.function
-    def coefficients(self, gramian):
-        return by_python(1.0 + tf.linalg.diag_part(gramian))
-
-
-class Static(balancing.Balancer):
-    @staticmethod
-    def coefficients(gramian):
-        return by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("balancer", [OwnGraph, Static])
-def test_methods_that_are_not_plain_functions_are_called_as_they_are(balancer):
-    gramian = tf.constant([[2.0, 0.5], [0.5, 1.0]])
-    wanted = by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
-    np.testing.assert_allclose(balancer().coefficients(gramian), wanted)
-    in_graph = tf.function(lambda gramian: balancer().coefficients(gramian), autograph=False)
-    np.testing.assert_allclose(in_graph(gramian), wanted)

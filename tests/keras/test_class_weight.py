@@ -61,29 +61,6 @@ def test_validation_is_not_weighted_and_the_weights_of_add_head_are_replaced():
     np.testing.assert_allclose(found.history["val_kind_loss"][0], loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("given", [{}, {"class_weight": {"kind": WEIGHTS}}], ids=["without", "with"])
-@pytest.mark.parametrize("by", ["weight", "callback"])
-def test_an_idle_head_has_no_loss(given, by):
-    class MakesIdle(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            self.model.set_idle(["kind"])
-
-    trainer = make(metrics=["accuracy"], weight=0.0 if by == "weight" else 1.0)
-    callbacks = [MakesIdle()] if by == "callback" else []
-    data = (X, {"kind": KIND, "size": SIZE})
-    history = trainer.fit(*data, verbose=0, callbacks=callbacks, **given).history
-    assert np.isnan([*history["kind_loss"], *history["kind_accuracy"]]).all()
-    np.testing.assert_allclose(history["loss"], history["size_loss"], rtol=1e-6)
-
-
-@pytest.mark.thorough
-def test_two_replicas(two_replicas):
-    expected = fitted(make(2), class_weight={"kind": WEIGHTS})
-    with two_replicas.scope():
-        trainer = make(2)
-    assert_same(fitted(trainer, class_weight={"kind": WEIGHTS}), expected)
-
-
 def test_errors():
     trainer = make()
     for class_weight, message in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 
 import keras
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, callbacks
-from multihead._data.batches import read_iterable
+from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
@@ -173,94 +171,11 @@ def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, exp
     assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize(("kind", "steps"), [("dataset", 2), ("generator", 1)])
-def test_it_is_so_in_a_graph(expected, kind, steps):
-    assert_same(fitted(make(steps, run_eagerly=False), *KINDS[kind]()), expected(BATCH * steps))
-
-
-class Notes(keras.layers.Layer):
-    """Keeps the sum of each batch that it is called with."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def call(self, x, training=False):
-        if training and tf.executing_eagerly() and x.shape[0]:
-            self.seen.append(float(tf.reduce_sum(x)))
-        return x
-
-
-@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"checkpoint": True}], ids=str)
-def test_epochs_of_fewer_steps_than_batches_read_what_keras_reads(more, tmp_path):
-    """Whatever is made of the data on the way: windows of batches, or a dataset whose position can be restored."""
-    x, y = (np.arange(24, dtype="float32").reshape(8, 3), np.ones([8, 1], "float32"))
-    parts = [(x[i : i + 1], y[i : i + 1]) for i in range(8)]
-    forms = {"arrays": {"x": x, "y": y, "batch_size": 1}, "sequence": {"x": Batches(parts)}, "dataset": {"x": rows_of(x, y)}}
-    for form, given in forms.items():
-        notes, per_step = Notes(), more.get("gradient_accumulation_steps", 1)
-        plain = keras.Sequential([notes, keras.layers.Dense(1)])
-        plain.compile("sgd", "mse", run_eagerly=True)
-        plain.fit(**given, epochs=3, steps_per_epoch=2, shuffle=False, verbose=0)
-        ours = Notes()
-        trainer = MultiHeadTrainer(ours)
-        trainer.add_head("a", keras.layers.Dense(1), "mse")
-        trainer.compile("sgd", run_eagerly=True, gradient_accumulation_steps=per_step)
-        saver = [callbacks.Checkpoint(tmp_path / form)] if more.get("checkpoint") else []
-        steps = 2 // per_step
-        trainer.fit(**given, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=saver)
-        assert ours.seen == notes.seen, form
-        assert len(ours.seen) == 6
-
-
-def test_checking_labels_under_xla_reads_no_batch_of_a_generator_that_is_not_used():
-    """Such a batch would be lost to the next validation, and what it draws from the global random numbers, too."""
-    made = []
-
-    def endless():
-        while True:
-            made.append(len(made))
-            yield np.ones([2, 3], "float32"), np.ones([2, 1], "float32")
-
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", jit_compile=True, run_eagerly=False)
-    trainer.compute_gradients((np.ones([2, 3], "float32"), {"a": np.ones([2, 1], "float32")}))
-    data = read_iterable(endless(), ["a"])
-    batches = iter(trainer._with_checked_labels(data).x)
-    for _ in range(4):
-        next(batches)
-    time.sleep(0.5)
-    assert len(made) == 4
-
-
-def rows_of(*parts):
-    return tf.data.Dataset.from_tensor_slices(parts).batch(1)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("kind", ["generator", "arrays", "dataset", "PyDataset"])
-def test_two_replicas_take_the_same(expected, two_replicas, kind):
-    with two_replicas.scope():
-        trainer = make(1, run_eagerly=False)
-    assert_same(fitted(trainer, *KINDS[kind]()), expected(BATCH))
-
-
 @pytest.mark.filterwarnings("error:`shuffle=True` was passed")  # which Keras 3 says of its own default
 @pytest.mark.first_cases(4)
 @pytest.mark.parametrize(("kind", "steps"), [*((kind, 1) for kind in WEIGHTED), ("arrays", 2), ("generator", 2)])
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
     assert_same(fitted(trainers[steps], *WEIGHTED[kind]()), expected(BATCH * steps, True))
-
-
-def test_epochs_of_a_py_dataset_and_of_an_endless_generator(trainers, expected):
-    data = Batches(batches(X, Y))
-    trainers[2].fit(data, epochs=2, verbose=0)
-    assert data.epochs == 2
-    before = int(np.array(trainers[2].update_count))
-    trainers[2].fit(generator(batches(X, Y) * 100), epochs=2, steps_per_epoch=3, verbose=0)
-    assert int(np.array(trainers[2].update_count)) == before + 6
 
 
 def test_evaluate_predict_and_diagnose_take_the_same(trainers):
@@ -284,28 +199,17 @@ def test_evaluate_predict_and_diagnose_take_the_same(trainers):
     np.testing.assert_allclose(by_weight.losses, weighted, rtol=1e-5)
 
 
-def test_validation_split_is_the_last_part_also_with_accumulation(trainers):
-    for trainer in trainers.values():
-        found = trainer.fit(X, Y, validation_split=0.3, batch_size=BATCH, epochs=1, verbose=0).history
-        loss = trainer.evaluate(X[7:], Y[7:], verbose=0, return_dict=True)["size_loss"]
-        np.testing.assert_allclose(found["val_size_loss"][0], loss, rtol=1e-5)
-
-
 # ---------------------------------------------------------------------------------------------------------- two heads
 
 
-def two_heads(steps=1):
+@pytest.fixture(scope="module")
+def pair():
+    """A trainer of two heads; the tests set its weights."""
     trainer = MultiHeadTrainer(network()[0])
     for name in ("a", "b"):
         trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps)
+    trainer.compile(keras.optimizers.SGD(0.1))
     return trainer
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    """Trainers of two heads with and without accumulation, built; the tests set their weights."""
-    return {steps: two_heads(steps) for steps in (1, 2)}
 
 
 def fitted_pair(trainer, x, y, **options):
@@ -318,28 +222,18 @@ def fitted_pair(trainer, x, y, **options):
     return tiny.weights_of(trainer)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_heads_that_have_targets_in_some_batches_only(pairs, steps):
+def test_heads_that_have_targets_in_some_batches_only(pair):
     is_first = np.arange(10)[:, None] < BATCH
     missing = {"a": np.where(is_first, Y, np.nan), "b": np.where(is_first, np.nan, Y)}
-    expected = fitted_pair(pairs[steps], X, missing)
+    expected = fitted_pair(pair, X, missing)
     (x1, y1), (x2, y2), (x3, y3) = batches(X, Y)
     given = [(x1, {"a": y1}), (x2, {"b": y2}), (x3, {"b": y3})]
     for kind in (generator, Batches):
-        assert_same(fitted_pair(pairs[steps], kind(given), None), expected)
+        assert_same(fitted_pair(pair, kind(given), None), expected)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_sample_weights_of_some_heads(pairs, steps):
-    targets = {"a": Y, "b": -Y}
-    expected = fitted_pair(pairs[steps], X, targets, sample_weight={"a": W, "b": np.ones(10)})
-    assert_same(fitted_pair(pairs[steps], X, targets, sample_weight={"a": W}), expected)
-
-
-def test_targets_that_are_none_are_absent(pairs):
-    trainer = pairs[1]
+def test_targets_that_are_none_are_absent(pair):
+    trainer = pair
     assert set(trainer.evaluate(X, {"a": Y, "b": None}, verbose=0, return_dict=True)) == {"loss", "a_loss"}
     with pytest.raises(ValueError, match="head 'b' has none in the data"):
         trainer.fit(X, {"a": Y, "b": None})
@@ -389,18 +283,6 @@ def test_ragged_and_sparse_inputs(options):
         assert_same(each, weights[0])
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_lists_of_inputs(steps):
-    inputs = [keras.Input([2]), keras.Input([1])]
-    hidden = keras.layers.Concatenate()(inputs)
-    trainer = MultiHeadTrainer(keras.Model(inputs, network()[0](hidden)))
-    trainer.add_head("size", keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps)
-    trainer.fit([X[:, :2], X[:, 2:]], Y, verbose=0, batch_size=BATCH)
-    assert trainer.predict([X[:, :2].tolist(), X[:, 2:]], verbose=0)["size"].shape == (10, 1)
-
-
 # ------------------------------------------------------------------------------------------------------------- errors
 
 
@@ -408,105 +290,67 @@ def categories():
     return pytest.importorskip("pandas").Series(list("abcabcabca"), dtype="category")
 
 
-ERRORS = {
-    "four parts": (lambda: (dataset(X, {"a": Y, "b": Y}, {"a": W}, W), None), {}, r"A batch must be .*Received: 4 parts"),
-    "four parts of a generator": (
-        lambda: (generator(batches(X, {"a": Y, "b": Y}, {"a": W}, W)), None),
-        {},
-        r"A batch must be .*Received: 4 parts",
-    ),
-    "sample_weight": (
-        lambda: (dataset(X, {"a": Y, "b": Y}), None),
+BOTH = {"a": Y, "b": Y}
+ERRORS = [
+    (lambda: (dataset(X, BOTH, {"a": W}, W), None), {}, r"A batch must be .*Received: 4 parts"),
+    (lambda: (generator(batches(X, BOTH, {"a": W}, W)), None), {}, r"A batch must be .*Received: 4 parts"),
+    (
+        lambda: (dataset(X, BOTH), None),
         {"sample_weight": {"a": W}},
         r"`sample_weight` must be left out if `x` yields batches.*sample_weight of type dict with x of type \w*Dataset",
     ),
-    "batch_size": (
-        lambda: (generator(batches(X, {"a": Y, "b": Y})), None),
+    (
+        lambda: (generator(batches(X, BOTH)), None),
         {"batch_size": 4},
         r"`batch_size` must be left out.*x of type generator",
     ),
-    "y": (lambda: (dataset(X, {"a": Y, "b": Y}), Y), {}, r"`y` must be left out"),
-    "no y": (lambda: (X, None), {}, r"`y` must be given if `x` are arrays.*type ndarray"),
-    "no dict": (lambda: (X, Y), {}, r"`targets` must be a dict by head name.*Received: a ndarray"),
-    "no dict in a dataset": (lambda: (dataset(X, Y), None), {}, r"Received: one tensor of shape \(None, 1\)"),
-    "lengths": (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row for each example.*10 in `x`, 7 in `y\['b'\]`"),
-    "lengths of weights": (
-        lambda: (X, {"a": Y, "b": Y}),
-        {"sample_weight": {"a": W[:3]}},
-        r"10 in `x`, 3 in `sample_weight\['a'\]`",
-    ),
-    "weights of no head": (
-        lambda: (X, {"a": Y, "b": Y}),
-        {"sample_weight": {"c": W}},
-        r"`sample_weights` must name only heads: 'c' is not a head",
-    ),
-    "no batch": (
-        lambda: (dataset(X, {"a": Y, "b": Y}).unbatch(), None),
+    (lambda: (dataset(X, BOTH), Y), {}, r"`y` must be left out"),
+    (lambda: (X, None), {}, r"`y` must be given if `x` are arrays.*type ndarray"),
+    (lambda: (X, Y), {}, r"`targets` must be a dict by head name.*Received: a ndarray"),
+    (lambda: (dataset(X, Y), None), {}, r"Received: one tensor of shape \(None, 1\)"),
+    (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row for each example.*10 in `x`, 7 in `y\['b'\]`"),
+    (lambda: (X, BOTH), {"sample_weight": {"a": W[:3]}}, r"10 in `x`, 3 in `sample_weight\['a'\]`"),
+    (lambda: (X, BOTH), {"sample_weight": {"c": W}}, r"`sample_weights` must name only heads: 'c' is not a head"),
+    (
+        lambda: (dataset(X, BOTH).unbatch(), None),
         {},
         r"must yield batches.*Received: a \w+ of tensors of shapes \(3,\), \(1,\).*call `.batch\(32\)`",
     ),
-    "single values": (
-        lambda: (tf.data.Dataset.from_tensor_slices((X, {"a": Y[:, 0], "b": Y[:, 0]})), None),
-        {},
-        r"call `.batch\(32\)`",
-    ),
-    "categories": (lambda: (X, {"a": Y, "b": categories()}), {}, r"`y\['b'\]` must be numbers.*Series with categories.*cat"),
-    "objects": (
+    (lambda: (X, {"a": Y, "b": categories()}), {}, r"`y\['b'\]` must be numbers.*Series with categories.*cat"),
+    (
         lambda: (X, {"a": Y, "b": np.array([None, 1.0] * 5, object)}),
         {},
         r"`y\['b'\]` must be numbers of one dtype.*objects of type 'NoneType', 'float'",
     ),
-    "ragged lists": (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
-    "two arrays for a head": (
-        lambda: (X, {"a": Y, "b": [Y, Y]}),
-        {},
-        r"`y\['b'\]` must be one array. Received: a list of 2",
-    ),
-    "object": (lambda: ({"x": object()}, {"a": Y, "b": Y}), {}, r"`x\['x'\]` must be an array.*Received: a object"),
-    "empty generator": (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: a generator"),
-    "never": (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),
-    "dtypes": (
-        lambda: (generator([(X, {"a": Y, "b": Y}), (X.astype(int), {"a": Y, "b": Y})]), None),
+    (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
+    (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2"),
+    (lambda: ({"x": object()}, BOTH), {}, r"`x\['x'\]` must be an array.*Received: a object"),
+    (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: a generator"),
+    (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),
+    (
+        lambda: (generator([(X, BOTH), (X.astype(int), BOTH)]), None),
         {},
         r"same dtypes and numbers of axes. Received: float32 of shape .* and int",
     ),
-    "validation": (
-        lambda: (X, {"a": Y, "b": Y}),
-        {"validation_data": (X, {"c": Y})},
-        r"In `validation_data`: `targets` must name only heads: 'c'",
-    ),
-    "validation set": (
-        lambda: (X, {"a": Y, "b": Y}),
+    (
+        lambda: (X, BOTH),
         {"validation_data": dataset(X, {"c": Y})},
         r"In `validation_data`: `targets` must name only heads: 'c'",
     ),
-    "four validation arrays": (
-        lambda: (X, {"a": Y, "b": Y}),
+    (
+        lambda: (X, BOTH),
         {"validation_data": (X, {"a": Y}, None, None)},
         r"`validation_data` must be \(x, y\).*Received: a tuple of 4",
     ),
-    "split of a dataset": (
-        lambda: (dataset(X, {"a": Y, "b": Y}), None),
-        {"validation_split": 0.5},
-        r"`validation_split` must be 0 unless.*with x of type",
-    ),
-    "split of everything": (lambda: (X, {"a": Y, "b": Y}), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
-}
+    (lambda: (dataset(X, BOTH), None), {"validation_split": 0.5}, r"`validation_split` must be 0 unless.*with x of type"),
+    (lambda: (X, BOTH), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
+]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_name_what_was_passed_before_anything_is_trained(pairs, case, steps):
-    make_data, options, message = ERRORS[case]
-    before = int(np.array(pairs[steps].update_count))
+@pytest.mark.parametrize(("make_data", "options", "message"), ERRORS)
+def test_errors_name_what_was_passed_before_anything_is_trained(pair, make_data, options, message):
+    before = int(np.array(pair.update_count))
     x, y = make_data()
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
-        pairs[steps].fit(x, y, verbose=0, **options)
-    assert int(np.array(pairs[steps].update_count)) == before
-
-
-@pytest.mark.thorough
-def test_a_head_that_comes_late_in_a_generator_is_an_error(pairs):
-    given = [(X, {"a": Y})] * 70 + [(X, {"b": Y})]
-    with pytest.raises(Exception, match="must have targets for 'b' in one of its first 64 batches"):
-        pairs[1].evaluate(generator(given), verbose=0)
+        pair.fit(x, y, verbose=0, **options)
+    assert int(np.array(pair.update_count)) == before

@@ -1,6 +1,8 @@
-"""Keras's own `fit` and `predict`: teacher forcing, normalization and dropout."""
+"""`fit`: teacher forcing, what a module may have beside its call, and callbacks of Keras that see what heads log."""
 
 from __future__ import annotations
+
+import warnings
 
 import keras
 import numpy as np
@@ -9,6 +11,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, losses
 from tests.helpers import tiny
+
+pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
 class Echo(keras.layers.Layer):
@@ -38,20 +42,149 @@ def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     assert predictions["echo"].shape == (8, 6) and predictions["price"].shape == (8, 3)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("options", [{"micro_batches": 3, "gradient_accumulation_steps": 2}, {"micro_batches": 9}])
-def test_batch_normalization_and_dropout_work_in_micro_batches(options):
-    encoder = keras.Sequential(
-        [keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5)]
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+
+
+class TimesStep(keras.layers.Dense):
+    """A dense layer whose result is multiplied by the number of updates plus one."""
+
+    def call(self, inputs, training=None, step=None):
+        factor = tf.constant(1.0) if step is None else tf.cast(step + 1, tf.float32)
+        return super().call(inputs) * factor
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_the_step_is_the_number_of_updates(options):
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", TimesStep(1, use_bias=False), "mae")
+    trainer.add_head("b", keras.layers.Dense(1), "mae")
+    trainer.compile(keras.optimizers.SGD(0.0), **options)
+    y = {"a": np.zeros(8), "b": np.zeros(8)}
+    history = trainer.fit(
+        X, y, batch_size=8 // options.get("gradient_accumulation_steps", 1), epochs=3, shuffle=False, verbose=0
     )
-    trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("a", keras.Sequential([keras.layers.Dropout(0.2), keras.layers.Dense(1)]), "mse")
-    trainer.add_head("b", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", balancer="UPGrad", **options)
-    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
-    y = {"a": x[:, :1], "b": x[:, 1:2]}
-    trainer.fit(x, y, batch_size=5, verbose=0, shuffle=False)
-    for value in tiny.values(trainer.encoder.weights):
-        assert np.isfinite(value).all()  # micro-batches without examples are left out
-    moved = tiny.values(encoder.layers[1].non_trainable_variables)
-    assert np.abs(moved[0]).max() > 0
+    found = np.array(history.history["a_loss"])
+    np.testing.assert_allclose(found / found[0], [1, 2, 3], rtol=1e-5)
+    # Evaluation and prediction have no step.
+    np.testing.assert_allclose(trainer.evaluate(X, y, return_dict=True, verbose=0)["a_loss"], found[0], rtol=1e-5)
+
+
+class Tokens(keras.layers.Layer):
+    """Logits of two tokens for each row, whose targets must not fall."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, inputs):
+        return tf.reshape(self.dense(inputs), [-1, 2, 5])
+
+    def target_problems(self, targets, present):
+        falls = present[:, 0] & present[:, 1] & (targets[:, 1] < targets[:, 0])
+        return [(falls, "not fall", "Sort them.")]
+
+
+@pytest.mark.parametrize(("form", "jit_compile"), [("arrays", True), ("dataset", False), ("one batch", False)])
+def test_rules_of_a_module(form, jit_compile):
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", Tokens(), losses.SequenceCrossentropy(padding_id=4), ignore_label=-1)
+    trainer.compile("sgd", jit_compile=jit_compile)
+    rows = np.array([[0, 3], [2, 2], [2, -1], [4, 1], [3, 0], [1, 1], [2, 1], [0, 0]])
+
+    def fit(y, weights=None):
+        if form == "arrays":
+            return trainer.fit(X, {"a": y}, sample_weight=weights and {"a": np.array(weights)}, verbose=0)
+        batch = (X, {"a": y}, {"a": np.array(weights or [1.0] * 8, "float32")})
+        if form == "dataset":
+            return trainer.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+        return trainer.train_on_batch(*batch)
+
+    with pytest.raises(
+        ValueError, match=r"`targets\['a'\]` must not fall\. Received: \[*3 0\]* \(2 of 8 rows break this\)\. Sort"
+    ):
+        fit(rows)
+    fit(np.where((rows[:, 1:] < rows[:, :1]) & (rows >= 0).all(axis=1, keepdims=True), 1, rows))
+    fit(rows, [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+    trainer.compile("sgd", check_labels=False, jit_compile=jit_compile)
+    fit(rows)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "is_better"), [("val_size_loss", "less"), ("price_loss", "less"), ("val_price_accuracy", "greater")]
+)
+def test_callbacks_know_whether_a_statistic_of_a_head_is_better_lower_or_higher(monitor, is_better, tmp_path):
+    inputs, targets = tiny.data(8)
+    callbacks = [
+        keras.callbacks.EarlyStopping(monitor, patience=0),
+        keras.callbacks.ReduceLROnPlateau(monitor),
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "best.weights.h5"), monitor, save_best_only=True, save_weights_only=True
+        ),
+    ]
+    trainer = tiny.trainer("sgd", metrics=True, run_eagerly=True)
+    trainer.fit(inputs, targets, verbose=0, validation_data=(inputs, targets), callbacks=callbacks)
+    found = [callback.monitor_op for callback in callbacks]
+    assert [bool(found[0](1.0, 2.0)), bool(found[2](1.0, 2.0))] == [is_better == "less"] * 2
+    assert (tmp_path / "best.weights.h5").exists()
+
+
+NAN = float("nan")
+
+
+def without(targets, name):
+    return {**targets, name: np.full_like(targets[name], -1 if name == "price" else NAN)}
+
+
+def test_a_head_without_labels_logs_nan_in_training_and_evaluation():
+    inputs, targets = tiny.data(8)
+    trainer = tiny.trainer("adam", heads=("tag", "price"), metrics=True, run_eagerly=False)
+    batch = inputs, without({name: targets[name] for name in ("tag", "price")}, "price")
+    logs = trainer.fit(*batch, validation_data=batch, verbose=0).history
+    for prefix in ("", "val_"):
+        assert np.isnan([*logs[f"{prefix}price_loss"], *logs[f"{prefix}price_accuracy"]]).all()
+        assert np.isfinite([*logs[f"{prefix}loss"], *logs[f"{prefix}tag_loss"]]).all()
+
+
+def test_an_evaluation_without_any_label_logs_nan():
+    inputs, targets = tiny.data(4)
+    for weighting in (None, "Uncertainty"):
+        trainer = tiny.trainer("adam", heads=("price",), weighting=weighting)
+        logs = trainer.evaluate(inputs, without(targets, "price")["price"], return_dict=True, verbose=0)
+        assert np.isnan(logs["loss"]) and np.isnan(logs["price_loss"])
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("broken", [0, 1])
+def test_callbacks_do_not_take_a_skipped_epoch_for_the_best(tmp_path, broken):
+    inputs, targets = tiny.data(4, missing=False)
+    trainer = tiny.trainer("sgd", heads=("size",))
+    targets = targets["size"].copy()
+
+    class Break(keras.callbacks.Callback):
+        """In one epoch nothing has a label."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            weight = NAN if epoch == broken else 0.1
+            trainer.heads["size"].module.dense.bias.assign([weight])
+
+    stop = keras.callbacks.EarlyStopping("loss", patience=3, mode="min")
+    options = {"save_best_only": True, "save_weights_only": True, "mode": "min"}
+    keep = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.weights.h5"), "loss", **options)
+    lower = keras.callbacks.ReduceLROnPlateau("loss", patience=3, mode="min")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Epoch .* skipped")
+        logs = trainer.fit(
+            inputs, targets, batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=[Break(), stop, keep, lower]
+        ).history["loss"]
+    assert [np.isnan(loss) for loss in logs] == [epoch == broken for epoch in range(3)]
+    for callback in (stop, keep, lower):
+        assert float(callback.best) == pytest.approx(np.nanmin(logs), rel=1e-6)
+
+
+def test_validation_at_the_end_of_an_epoch_hides_no_skipped_update():
+    inputs, targets = tiny.data(8, missing=False)
+    broken = {**targets, "size": np.full_like(targets["size"], 1e30)}
+    trainer = tiny.trainer("sgd")
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.* from head 'size'"):
+        history = trainer.fit(inputs, broken, batch_size=8, validation_data=(inputs, targets), verbose=0).history
+    assert history["skipped_updates"] == [1] and np.isfinite(history["val_size_loss"][0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import keras
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.first_cases(3)  # the others are thorough
 layers = keras.layers
 NUM_EXAMPLES = 16
 # Keras 3 compiles predictions by XLA, which rounds one graph in another way than two halves of it.
-PLAIN = {"jit_compile": False}
+PLAIN = {"jit_compile": False, "run_eagerly": True}
 
 
 def by_name(trainer, outputs):
@@ -140,13 +138,11 @@ def test_generated_graphs(seed):
     assert_same(model, inputs if len(inputs) > 1 else inputs[0], tolerance=2e-6)
 
 
-@pytest.mark.parametrize("structure", ["list", "tuple", "dict", "nested dict", "nested list"])
+@pytest.mark.parametrize("structure", ["dict", "nested dict", "nested list"])
 def test_every_structure_of_outputs(structure):
     inputs, hidden = trunk()
     a, b, c = (layers.Dense(1, name=name)(hidden) for name in ("a", "b", "c"))
     outputs = {
-        "list": [a, b, c],
-        "tuple": (a, b, c),
         "dict": {"z": a, "y": b, "x": c},
         "nested dict": {"z": a, "inner": {"p": b, "q": c}},
         "nested list": [a, [b, c]],
@@ -163,14 +159,6 @@ def test_a_skip_connection_over_the_boundary_and_an_input_of_one_head_are_part_o
     b = layers.Dense(1, name="b")(layers.Concatenate()([hidden, other]))
     trainer = assert_same(keras.Model([inputs, other], [a, b]), [normal(6), normal(3)])
     assert set(trainer.encoder.output) == {"trunk", "one", "other"}
-
-
-def test_an_output_that_another_output_reads():
-    inputs, hidden = trunk()
-    a = layers.Dense(1, name="a")(hidden)
-    b = layers.Dense(1, name="b")(layers.Concatenate()([hidden, a]))
-    trainer = assert_same(keras.Model(inputs, [a, b]), normal(6))
-    assert set(trainer.encoder.output) == {"trunk", "a"}
 
 
 def test_a_layer_that_two_outputs_share_and_one_that_encoder_and_head_share():
@@ -212,60 +200,16 @@ def test_the_boundary_stands_where_the_user_wants_it(representation):
 # ------------------------------------------------------------------------------------------- Keras's own models
 
 
-def applications():
-    """The functions of `keras.applications` that make a model."""
-    found = {name: each for name, each in vars(keras.applications).items() if callable(each) and name[0].isupper()}
-    return {name: each for name, each in found.items() if "include_top" in inspect.signature(each).parameters}
-
-
-TOO_LARGE = ("NASNetLarge", "EfficientNetB7", "EfficientNetB6", "EfficientNetV2L", "ConvNeXtXLarge", "ConvNeXtLarge")
-"""With a copy of their weights, these need more memory than a test should."""
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", sorted(applications()))
+@pytest.mark.parametrize("name", ["DenseNet121", "EfficientNetV2B0", "MobileNetV2", "NASNetMobile", "ResNet50V2"])
 def test_models_of_keras_with_two_heads(name):
-    if name in TOO_LARGE:
-        pytest.skip("too large for a test")
     keras.utils.set_random_seed(0)
-    size = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}.get(name, 32)
-    base = applications()[name](include_top=False, weights=None, input_shape=(size, size, 3), pooling="avg")
+    base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg")
     features = base.output
     model = keras.Model(base.input, [layers.Dense(3, name="kind")(features), layers.Dense(1, name="size")(features)])
-    images = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
+    images = np.random.default_rng(0).uniform(0, 255, (4, 32, 32, 3)).astype("float32")
     assert_same(model, images, optimizer=keras.optimizers.SGD(1e-3))
     keras.backend.clear_session()  # or the models of all tests stay in memory
-
-
-def test_the_guide_to_the_functional_api_rebuilt():
-    """Tickets with a title, a text and tags: a priority and a department."""
-    title, body = (keras.Input((None,), dtype="int32", name=name) for name in ("title", "body"))
-    tags = keras.Input((4,), name="tags")
-    words = layers.Embedding(20, 6)
-    features = layers.concatenate([layers.LSTM(5)(words(title)), layers.LSTM(4)(layers.Embedding(20, 6)(body)), tags])
-    outputs = {
-        "priority": layers.Dense(1, name="priority")(features),
-        "department": layers.Dense(3, name="department")(features),
-    }
-    model = keras.Model([title, body, tags], outputs)
-    rng = np.random.default_rng(0)
-    ids = [rng.integers(0, 20, (NUM_EXAMPLES, length)).astype("int32") for length in (4, 7)]
-    targets = {
-        "priority": rng.integers(0, 2, (NUM_EXAMPLES, 1)).astype("float32"),
-        "department": np.eye(3, dtype="float32")[rng.integers(0, 3, NUM_EXAMPLES)],
-    }
-    assert_same(
-        model,
-        [*ids, normal(4)],
-        targets,
-        tolerance=1e-5,
-        optimizer=keras.optimizers.SGD(0.1),
-        loss={
-            "priority": keras.losses.BinaryCrossentropy(from_logits=True),
-            "department": keras.losses.CategoricalCrossentropy(from_logits=True),
-        },
-        loss_weights={"priority": 1.0, "department": 0.2},
-    )
 
 
 # ------------------------------------------------------------------------------------------- what was compiled
@@ -278,17 +222,13 @@ def three_outputs():
 
 KERAS_2 = keras.__version__ < "3"
 FORMS = {
-    "one loss": {"loss": "mse"},
-    "a class": {"loss": keras.losses.Huber()},
-    "a function": {"loss": keras.losses.mean_absolute_error},
-    "a list": {"loss": ["mse", "mae", keras.losses.Huber()]},
+    "one loss": {"loss": keras.losses.Huber()},
+    "a list": {"loss": ["mse", keras.losses.mean_absolute_error, keras.losses.Huber()]},
     "a dict": {"loss": {"a": "mse", "b": "mae", "c": "log_cosh"}},
-    "weights in a list": {"loss": ["mse", "mse", "mae"], "loss_weights": [1.0, 0.5, 2.0]},
     "weights in a dict": {"loss": dict.fromkeys("abc", "mse"), "loss_weights": {"a": 0.1, "b": 0.2, "c": 3.0}},
     "metrics in a dict": {"loss": "mse", "metrics": {"a": "mae", "c": ["mse", keras.metrics.MeanAbsoluteError(name="m")]}},
     "lists of metrics": {"loss": "mse", "metrics": [["mae"], [], ["mse", "mae"]]},
     "weighted metrics": {"loss": "mse", "metrics": {"b": ["mae"]}, "weighted_metrics": {"a": ["mae"]}},
-    "a list of one metric for each output": {"loss": "mse", "metrics": ["mae", "mse", "cosine_similarity"]},
     **(
         {"metrics for all": {"loss": "mse", "metrics": ["mae", "mse"]}, "one metric": {"loss": "mse", "metrics": "mae"}}
         if KERAS_2
@@ -313,17 +253,6 @@ def test_an_output_without_a_loss_is_predicted_and_not_trained():
     assert set(trainer.predict(normal(6), verbose=0)) == {"a", "b", "c"}
     for one, other in zip(before, model.get_layer("b").get_weights()):
         np.testing.assert_array_equal(one, other)
-
-
-def test_compile_takes_the_optimizer_of_the_model_and_a_balancer():
-    model = three_outputs()
-    model.compile(keras.optimizers.Adam(0.03, beta_1=0.8), "mse")
-    trainer = MultiHeadTrainer.from_model(model)
-    trainer.compile(balancer="UPGrad")
-    assert isinstance(trainer.optimizer, keras.optimizers.Adam)
-    np.testing.assert_allclose(trainer.optimizer.learning_rate, 0.03, rtol=1e-6)
-    assert trainer.optimizer.beta_1 == 0.8
-    trainer.fit(normal(6), dict.fromkeys("abc", normal(2)), verbose=0)
 
 
 def test_a_saved_trainer_of_a_model_predicts_and_trains_as_before(tmp_path):
@@ -375,37 +304,31 @@ def own_step():
     return OwnStep(inputs, [layers.Dense(1)(hidden), layers.Dense(1)(hidden)])
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (one_output, r"`model` must have at least two outputs.*'only'.*add_head"),
-        (Subclassed, r"`model` must be a functional model.*Subclassed.*MultiHeadTrainer\(encoder\)"),
-        (own_step, r"`model` must be a functional model.*OwnStep.*code of its own"),
-        (nothing_shared, r"layers with weights that at least two outputs depend on.*'given'.*representation="),
-        (all_in_one_nested_model, r"outside of nested models.*get_layer\("),
-    ],
-)
-def test_models_that_cannot_be_taken_apart(make, message):
-    with pytest.raises(ValueError, match=message):
-        MultiHeadTrainer.from_model(make())
-
-
-@pytest.mark.parametrize("representation", ["trunkk", ["trunk", "none"], []])
-def test_a_representation_that_is_no_layer(representation):
-    with pytest.raises(ValueError, match=r"`representation` must be the name of a layer.*Received: representation="):
-        MultiHeadTrainer.from_model(three_outputs(), representation=representation)
-
-
-def test_something_that_is_no_model():
-    with pytest.raises(TypeError, match="`model` must be a Keras model"):
-        MultiHeadTrainer.from_model(layers.Dense(1))
-
-
-def test_a_loss_for_an_output_that_does_not_exist():
+def misnamed_loss():
     model = three_outputs()
     model.compile("sgd", loss={"a": "mse", "misspelt": "mse"})
-    with pytest.raises(ValueError, match=r"`model` must be compiled with `loss` for its outputs.*misspelt.*'a', 'b', 'c'"):
-        MultiHeadTrainer.from_model(model)
+    return model
+
+
+ERRORS = [
+    (one_output, None, r"`model` must have at least two outputs.*'only'.*add_head"),
+    (Subclassed, None, r"`model` must be a functional model.*Subclassed.*MultiHeadTrainer\(encoder\)"),
+    (own_step, None, r"`model` must be a functional model.*OwnStep.*code of its own"),
+    (nothing_shared, None, r"layers with weights that at least two outputs depend on.*'given'.*representation="),
+    (all_in_one_nested_model, None, r"outside of nested models.*get_layer\("),
+    (three_outputs, "trunkk", r"`representation` must be the name of a layer.*Received: representation="),
+    (three_outputs, ["trunk", "none"], r"`representation` must be the name of a layer.*Received: representation="),
+    (three_outputs, [], r"`representation` must be the name of a layer.*Received: representation="),
+    (lambda: layers.Dense(1), None, "`model` must be a Keras model"),
+    (misnamed_loss, None, r"`model` must be compiled with `loss` for its outputs.*misspelt.*'a', 'b', 'c'"),
+]
+
+
+@pytest.mark.first_cases(len(ERRORS))
+@pytest.mark.parametrize(("make", "representation", "message"), ERRORS)
+def test_models_that_cannot_be_taken_apart(make, representation, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        MultiHeadTrainer.from_model(make(), representation=representation)
 
 
 def test_the_short_name_of_a_crossentropy_is_that_of_one_column_or_refused():

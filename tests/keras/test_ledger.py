@@ -113,19 +113,6 @@ def test_a_skipped_update_has_the_step_that_it_would_have_reached(tmp_path):
     assert second["price_norm"] is None and "price_size_cosine" not in first
 
 
-def test_a_file_goes_on_with_heads_that_come_and_go(tmp_path):
-    path = tmp_path / "a" / "new" / "folder" / "run.jsonl"
-    made = trainer()
-    fit(made, UpdateLogger(path), epochs=1)
-    made.add_head("kind", keras.layers.Dense(1), "mse")
-    made.remove_head("price")
-    made.compile(keras.optimizers.Adam(0.01), telemetry="full", run_eagerly=True)
-    fit(made, UpdateLogger(path), epochs=1, y={"size": Y["size"], "kind": X[:, :1]})
-    lines = lines_of(path)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert "price_norm" in lines[2] and "price_norm" not in lines[3] and lines[3]["kind_norm"] > 0
-
-
 def test_what_has_no_statistics_or_is_no_ledger_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`telemetry` must be 'norms' or 'full' for UpdateLogger. Received: telemetry=None"):
         fit(trainer(None), UpdateLogger(tmp_path / "run.jsonl"))

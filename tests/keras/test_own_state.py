@@ -91,16 +91,6 @@ def state(model):
 
 
 @pytest.mark.thorough
-def test_state_counts_what_was_applied():
-    model = trainer()
-    model.fit(batches(), verbose=0)
-    _, solves, factors, trained = state(model)
-    # Steps 0 and 3 train both; otherwise the least trained: both at 1, at 2 and at 4, being equal.
-    assert solves == 5 and trained.tolist() == [5, 5]
-    np.testing.assert_allclose(factors, 0.9**5, rtol=1e-6)
-
-
-@pytest.mark.thorough
 def test_a_skipped_update_leaves_it_as_it_is():
     model = trainer(run_eagerly=False)
     with pytest.warns(RuntimeWarning, match="2 of the epoch's updates were skipped"):
@@ -125,36 +115,3 @@ def test_it_is_saved_and_resumed(tmp_path):
     resumed.fit(batches(), verbose=0)
     for one, other in zip(state(whole) + weights_of(whole), state(resumed) + weights_of(resumed)):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-@pytest.mark.thorough
-def test_it_is_equal_on_every_replica(two_replicas):
-    alone = trainer()
-    alone.fit(batches(), verbose=0)
-    with two_replicas.scope():
-        model = trainer()
-    model.fit(batches(), verbose=0)
-    for variable in [*model.balancer.variables, *model.weighting.variables, *model.head_schedule.variables]:
-        copies = two_replicas.experimental_local_results(
-            getattr(variable, "value", variable) if _is_keras(variable) else variable
-        )
-        np.testing.assert_array_equal(copies[0].numpy(), copies[1].numpy())
-    for one, other in zip(state(alone), state(model)):
-        np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
-def _is_keras(variable):
-    return not isinstance(variable, tf.Variable)
-
-
-def test_methods_know_the_sizes_of_the_gradients_when_their_state_is_created():
-    class OfTwo(balancing.Balancer):
-        def create_state(self, num_heads):
-            self.seen = self.add_state("seen", (num_heads, len(self.sizes)))
-
-        def coefficients(self, gramian):
-            return tf.ones_like(gramian[0])
-
-    two = OfTwo()
-    two.build([(3, 5), (3, None)])
-    assert two.seen.shape == (3, 2) and two.sizes == (5, None)

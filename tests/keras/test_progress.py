@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from multihead import MultiHeadTrainer, balancing
+from multihead import MultiHeadTrainer
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 TARGETS = {"price": X[:, :1], "size": np.where(X[:, 1:2] > 0, 3.0 * X[:, 1:2], np.nan).astype("float32")}
@@ -77,12 +77,6 @@ def test_skipped_updates_are_shown_if_there_are_any(model, capsys):
         model.fit(X, bad, verbose=2)
     model.heads["price"].module.bias.assign([0.0])
     assert "skipped_updates" in printed_names(capsys)
-
-
-def test_coefficients_are_those_of_a_balancer(model):
-    assert not any(name.endswith("coefficient") for name in model.fit(X, TARGETS, verbose=0).history)
-    history = trainer(balancer=balancing.EqualNorms(), run_eagerly=True).fit(X, TARGETS, verbose=0).history
-    assert {"price_coefficient", "size_coefficient"} <= set(history)
 
 
 @pytest.mark.parametrize(

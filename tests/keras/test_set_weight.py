@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, weighting
+from multihead import MultiHeadTrainer, balancing
 from tests.helpers import tiny
 
 RNG = np.random.default_rng(0)
@@ -88,16 +88,6 @@ def test_a_weight_that_was_set_is_saved_and_goes_with_its_head(tmp_path):
     assert trainer.get_config()["heads"][0]["weight"] == pytest.approx(0.3)
 
 
-def test_with_a_weight_of_0_a_head_is_idle_from_the_next_update_on():
-    trainer = trainer_of()
-    fit(trainer)
-    before = tiny.values(trainer.heads["a"].module.variables)
-    trainer.set_weight("a", 0)
-    fit(trainer)
-    for one, other in zip(before, tiny.values(trainer.heads["a"].module.variables), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_errors_say_what_cannot_be_set():
     trainer = trainer_of(b=lambda step: 1.0)
     with pytest.raises(ValueError, match="`name` must be one of 'a', 'b'. Received: name='c'"):
@@ -150,10 +140,3 @@ def test_the_trainer_warns_of_weights_without_effect(options):
         of_encoder = np.concatenate([np.ravel(gradient) for gradient, _ in pairs[:2]])
         directions.append(of_encoder / np.linalg.norm(of_encoder))
     assert (np.abs(directions[0] - directions[1]).max() < 1e-4) == bool(options)
-
-
-def test_no_other_weighting_makes_up_for_weights():
-    assert [name for name in weighting.__all__ if getattr(getattr(weighting, name), "scale_invariant", False)] == [
-        "GeometricMean",
-        "LogLoss",
-    ]

@@ -6,9 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from multihead import MultiHeadTrainer, balancing, clipping, plots, schedules
-from multihead._display import drawing
-from tests.helpers import tiny
+from multihead import MultiHeadTrainer, balancing, clipping, schedules
 
 
 def configured():
@@ -64,16 +62,9 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
     "options, words",
     [
         ({}, "forward once and backward once for each head"),
-        ({"telemetry": "full", "jit_compile": True}, "forward once and backward once for each head"),
-        ({"run_eagerly": True}, "forward once and backward once for each head"),
-        ({"balance_at": "parameters"}, "forward once and backward once for each head"),
         (
             {"balance_at": "parameters", "balance_every": 2},
             "forward once and backward once for each head, or once where coefficients are reused",
-        ),
-        (
-            {"balance_at": "parameters", "balance_every": 2, "weighting": "FAMO"},
-            "forward once and backward once for each head",
         ),
         ({"balancer": None, "weighting": "FAMO"}, "forward once and backward once for each head"),
         ({"balancer": None}, None),
@@ -92,14 +83,6 @@ def test_it_says_how_often_a_micro_batch_runs_through_the_encoder(options, words
     assert (found is None) == (words is None) and (found is None or found == [f"{words}, for each micro-batch"])
 
 
-def test_at_the_parameters_a_whole_batch_runs_backward_for_each_head(capsys):
-    trainer = tiny.trainer("sgd", balancer="UPGrad", balance_at="parameters")
-    trainer.compute_gradients(tiny.data(4))
-    trainer.summary()
-    found = cells(capsys.readouterr().out)["encoder's passes"]
-    assert found == ["forward once and backward once for each head"]
-
-
 def test_it_takes_the_arguments_of_keras(capsys):
     trainer, written = configured(), []
     trainer.summary(print_fn=lambda text, **options: written.append(text))
@@ -115,23 +98,3 @@ def test_a_trainer_that_is_not_compiled_has_one_too(capsys):
     trainer = MultiHeadTrainer(keras.layers.Dense(4))
     trainer.summary()
     assert "not compiled yet" in capsys.readouterr().out
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("is_built", [True, False])
-def test_a_picture_of_a_model_names_its_parts_and_nothing_overlaps(is_built):
-    trainer = tiny.trainer("adam", balancer="UPGrad", balance_at="parameters")
-    if is_built:
-        trainer.compute_gradients(tiny.data(2))
-    figure = plots.model(trainer)
-    figure.draw_without_rendering()
-    (axis,) = figure.axes
-    drawn = [text for text in axis.texts if text.get_text()]
-    texts = " ".join(text.get_text() for text in drawn)
-    assert all(
-        word in texts for word in ("encoder", "tag", "price", "size", "sequence_crossentropy", "weight 0.5", "UPGrad")
-    )
-    assert ("not built yet" in texts) != is_built
-    boxes = [text.get_window_extent() for text in drawn]
-    overlapping = [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
-    assert overlapping == []

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import multihead
-from multihead import balancing, models
 from tests.helpers.sources import ROOT, imported, sources
 
 # The floors of the house, from the ground up: what stands on one imports from its own floor and from those below.
@@ -25,23 +24,6 @@ FLOORS = [
     {"_formats", "trainer", "comparison"},
     {"plots"},
     {"__init__", "__main__"},
-]
-# The stages of one update: each imports from those before it only.
-STAGES = [
-    {"__init__", "batch"},
-    {"network"},
-    {"faults"},
-    {"representation"},
-    {"labels"},
-    {"weights"},
-    {"micro_batches"},
-    {"passes"},
-    {"update"},
-    {"ways"},
-    {"spec"},
-    {"pipeline"},
-    {"evaluate"},
-    {"apply"},
 ]
 
 
@@ -74,23 +56,6 @@ def test_imports_go_one_way(path: Path) -> None:
     room = module_of(path).split(".")[0]
     assert room in floors, f"give {room!r} its place in FLOORS"
     assert {name for name in rooms_imported(path) if floors[name] > floors[room]} == set()
-
-
-@pytest.mark.parametrize("path", sources("multihead/_update"), ids=lambda path: path.stem)
-def test_stages_of_an_update_import_earlier_stages_only(path: Path) -> None:
-    stages = {name: number for number, names in enumerate(STAGES) for name in names}
-    assert path.stem in stages, f"give {path.stem!r} its place in STAGES"
-    used = {name.removeprefix("_update.") for name in modules_imported(path) if name.startswith("_update.")}
-    assert {name for name in used if stages[name] > stages[path.stem]} == set()
-
-
-def test_there_are_few_floors_and_rooms() -> None:
-    assert len(FLOORS) <= 10 and len(set().union(*FLOORS)) <= 30
-
-
-def test_few_files_lie_beside_the_folders() -> None:
-    loose = {path.stem for path in (ROOT / "multihead").glob("*.py")}
-    assert len(loose - {"__init__", "__main__", "_version", "_compatibility", "_method"}) <= 8
 
 
 def test_no_circle_of_imports_anywhere() -> None:
@@ -131,21 +96,6 @@ def test_package_and_reference_models_do_not_know_each_other() -> None:
         assert {name.split(".")[0] for name in imported(path)} <= allowed, path
 
 
-def test_models_are_imported_by_the_name_under_which_they_are_installed() -> None:
-    folders = ("multihead", "models", "examples", "benchmarks", "tests", "docs")
-    texts = [path for folder in folders for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind)]
-    for path in [*texts, *ROOT.glob("*.py"), *ROOT.glob("*.md")]:
-        bare = re.findall(r"^[>\s]*(?:import|from) models\b.*", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert bare == [], f"{path}: import `multihead.models`"
-
-
-def test_doctests_of_models_see_the_installed_classes(request: pytest.FixtureRequest) -> None:
-    collect = request.config.hook.pytest_collect_file
-    collectors = collect(file_path=ROOT / "models" / "encoder.py", parent=request.session)
-    (example,) = [item for collector in collectors for item in collector.collect()]
-    assert example.dtest.globs["Seq2SeqEncoder"] is models.Seq2SeqEncoder
-
-
 def test_one_file_imports_tensorflow_addons() -> None:
     users = {
         path.relative_to(ROOT).as_posix()
@@ -160,19 +110,6 @@ def test_core_imports_tensorflow_keras_numpy_and_the_standard_library_only() -> 
     allowed = {"multihead", "tensorflow", "keras", "numpy", *sys.stdlib_module_names}
     for path in sources("multihead"):
         assert {name.split(".")[0] for name in imported(path)} <= allowed, path
-
-
-def test_trainer_knows_no_method_by_name() -> None:
-    tree = ast.parse((ROOT / "multihead" / "trainer.py").read_text(encoding="utf-8"))
-    words = set(re.findall(r"\w+", ast.unparse(_without_docstrings(tree))))
-    assert words & (set(balancing.__all__) - {"Balancer", "balance", "get"}) == set()
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
 
 
 def test_no_step_leaves_the_graph() -> None:

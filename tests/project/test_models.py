@@ -1,4 +1,4 @@
-"""How the reference models are laid out: the order of their files, and where Keras's private names are used."""
+"""Keras's private names in the reference models: where they are used, and that they exist."""
 
 from __future__ import annotations
 
@@ -15,45 +15,12 @@ from multihead.models import _recurrent
 MODELS = Path(__file__).resolve().parents[2] / "models"
 FILES = sorted(MODELS.glob("*.py"))
 
-# A file imports from earlier lines only, never from its own or a later one.
-STAGES = [
-    {"_checks", "_recurrent"},
-    {"_ids", "crf", "weights"},
-    {"_attention", "_blocks", "_pooled", "_search", "crf_tagger", "encoder", "tagger"},
-    {"_cell", "_loops", "classifier", "expert_head", "regressor", "transformer_encoder"},
-    {"_addons_loops", "_native_loops", "experts", "price", "search", "transformer_decoder"},
-    {"decoder"},
-    {"__init__"},
-]
 PROJECTIONS = {"_query_dense", "_key_dense", "_value_dense", "_output_dense"}
 PRIVATE = {
     "_recurrent.py": {"_could_use_gpu_kernel", "_build_from_signature", *PROJECTIONS},
     "crf_tagger.py": {"_keras_mask"},
 }
 """Keras's private names, by the file that uses them."""
-
-
-def modules_imported(tree: ast.AST) -> set[str]:
-    """The files of the package that a file imports, wherever in it."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
-    return found
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_files_import_earlier_stages_only(path):
-    stage = {name: number for number, names in enumerate(STAGES) for name in names}
-    assert path.stem in stage, f"give {path.stem!r} its place in STAGES"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert {name for name in modules_imported(tree) if stage[name] >= stage[path.stem]} == set()
-    at_the_top = ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], [])
-    assert modules_imported(tree) == modules_imported(at_the_top), "import at the top of the file"
-
-
-def test_every_stage_has_its_files():
-    assert {path.stem for path in FILES} == set().union(*STAGES)
 
 
 def private_attributes(tree: ast.AST) -> list[ast.Attribute]:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -125,9 +126,17 @@ def test_wheel_states_version_and_needs_only_tensorflow_keras_and_numpy(wheel: z
     assert re.search(rf"^Version: {re.escape(multihead.__version__)}$", header, re.MULTILINE)
 
 
-def test_changelog_begins_with_this_version() -> None:
+def test_changelog_and_citation_are_of_this_version() -> None:
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert first and first.group(1) == multihead.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert first and first.group(1) == citation["version"] == multihead.__version__
+
+
+def test_release_refuses_a_tag_that_is_not_the_version() -> None:
+    command = ["bash", str(ROOT / ".ci" / "release"), "v999.0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert re.search(r"The tag must be v\S+, the version in multihead/_version\.py\. Received: v999\.0\.", result.stderr)
 
 
 # Which versions
@@ -180,9 +189,23 @@ def test_unusable_stacks_are_explained(tensorflow: str | None, keras: str | None
     assert "\n" not in text and text.endswith(".")
 
 
-def import_with(tmp_path: Path, module: str, source: str) -> str:
-    """Imports `multihead` in a fresh process where one module is replaced, and returns what it printed on failing."""
-    (tmp_path / f"{module}.py").write_text(source)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')",
+            "multihead needs TensorFlow, which is not installed",
+        ),
+        ("__version__ = '2.9.0'", r"multihead needs TensorFlow 2\.15\.1 or newer, but TensorFlow 2\.9\.0"),
+        (
+            "raise ImportError('numpy.core.umath failed to import')",
+            r"TensorFlow is installed, but importing it fails \(numpy.core.umath",
+        ),
+    ],
+    ids=["missing", "old", "broken"],
+)
+def test_import_explains_a_tensorflow_that_cannot_be_used(source: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text(source)
     result = subprocess.run(
         [sys.executable, "-c", "import multihead"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
@@ -192,23 +215,7 @@ def import_with(tmp_path: Path, module: str, source: str) -> str:
         check=False,
     )
     assert result.returncode == 1
-    return result.stderr.strip().splitlines()[-1]
-
-
-def test_import_explains_a_missing_tensorflow(tmp_path: Path) -> None:
-    source = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')"
-    message = import_with(tmp_path, "tensorflow", source)
-    assert re.match(r"ImportError: multihead needs TensorFlow, which is not installed", message)
-
-
-def test_import_explains_an_old_tensorflow(tmp_path: Path) -> None:
-    message = import_with(tmp_path, "tensorflow", "__version__ = '2.9.0'")
-    assert re.match(r"ImportError: multihead needs TensorFlow 2\.15\.1 or newer, but TensorFlow 2\.9\.0", message)
-
-
-def test_import_explains_a_broken_tensorflow(tmp_path: Path) -> None:
-    message = import_with(tmp_path, "tensorflow", "raise ImportError('numpy.core.umath failed to import')")
-    assert re.match(r"ImportError: TensorFlow is installed, but importing it fails \(numpy.core.umath", message)
+    assert re.match(f"ImportError: {message}", result.stderr.strip().splitlines()[-1])
 
 
 def test_what_is_imported_at_its_first_use_is_known_and_nothing_else() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import doctest
 import io
@@ -25,12 +24,6 @@ from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
 WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SHOWN = [
-    *WRITTEN,
-    *sorted((ROOT / "benchmarks").rglob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-]
-COLUMNS = 76  # what a block of the site shows without scrolling
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
 pytestmark = pytest.mark.programs
 
@@ -164,45 +157,3 @@ def blocks_of(text: str) -> list[str]:
     """The blocks between fences, without the indentation of their fences."""
     found = re.findall(r"^( *)```[^`\n]*\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
     return [re.sub(rf"^{indentation}", "", block, flags=re.MULTILINE) for indentation, block in found]
-
-
-def examples_of(path: Path) -> list[str]:
-    """The examples in a file's docstrings, each up to the next empty line, and their blocks between fences."""
-    nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, DOCUMENTED))
-    found = []
-    for text in filter(None, map(ast.get_docstring, nodes)):
-        examples = re.findall(r"^( *)(>>> .*?)(?:\n *\n|\Z)", text, re.DOTALL | re.MULTILINE)
-        found += [re.sub(rf"^{indentation}", "", example, flags=re.MULTILINE) for indentation, example in examples]
-        found += blocks_of(text)
-    return found
-
-
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def wide(blocks: list[str]) -> list[str]:
-    return [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS]
-
-
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_code_of_a_page_fits_its_column(page: Path) -> None:
-    found = wide(blocks_of(page.read_text(encoding="utf-8")))
-    if page == ROOT / "README.md":
-        # Its two commands are one line each: users copy them, and `.ci/run` reads the second. The site does not show them.
-        commands = [line for line in found if line.startswith("python3 -m venv --clear .venv && ")]
-        assert len(commands) == 2
-        found = [line for line in found if line not in commands]
-    assert found == []
-
-
-def test_examples_of_docstrings_fit_their_column() -> None:
-    files = [path for folder in ("multihead", "models") for path in sorted((ROOT / folder).rglob("*.py"))]
-    examples = {path.relative_to(ROOT).as_posix(): examples_of(path) for path in files}
-    assert sum(map(len, examples.values())) > 40
-    assert {name: wide(found) for name, found in examples.items() if wide(found)} == {}
-
-
-def test_code_of_the_notebook_fits_its_column() -> None:
-    notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert cells and wide(cells) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib.util
 import re
 from pathlib import Path
@@ -16,11 +15,6 @@ from examples import two_gradients
 from multihead import balancing, weighting
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "benchmarks").rglob("*.md")),
-]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -78,39 +72,8 @@ def test_picture_is_of_the_numbers_that_the_library_gives(tmp_path: Path) -> Non
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and MkDocs make them."""
-    heads = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", head)).strip().lower().replace(" ", "-") for head in heads}
-
-
 def without_code(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", without_code(page)):
-        if "://" in link or link.startswith("mailto:"):
-            continue
-        target = (page.parent / link).resolve() if link else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), (link, anchor)
-
-
-@pytest.mark.parametrize("page", ["README.md"])
-def test_two_commands_are_given(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    example = text.index(".venv/bin/python -m examples.seq2seq_price\n```")
-    assert example < text.index(".venv/bin/python -m pytest -n auto --dist loadfile\n```")
-
-
-def test_extras_that_are_named_exist() -> None:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    for page in PAGES:
-        for extras in re.findall(r"-e \"?\.\[([\w,]+)\]", page.read_text(encoding="utf-8")):
-            assert set(extras.split(",")) <= set(parser["options.extras_require"]), page
 
 
 def test_readme_is_short() -> None:

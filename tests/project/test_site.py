@@ -11,19 +11,17 @@ import re
 import subprocess
 import sys
 import threading
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from multihead import MultiHeadTrainer, balancing, weighting
-from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.sources import ROOT
 
 has_mkdocs = all(importlib.util.find_spec(name) for name in ("material", "mkdocstrings"))
 pytestmark = [pytest.mark.programs, pytest.mark.skipif(not has_mkdocs, reason="needs the `docs` extra")]
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 ADDRESS = "https://example.org/owner/repository"
 
 
@@ -56,27 +54,6 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         loaded = re.findall(r'<(?:script|img|iframe|source)[^>]*\ssrc="?([^"\s>]+)', source)
         loaded += re.findall(r'<link[^>]*rel="?(?:stylesheet|icon|preconnect|prefetch)[^>]*href="?([^"\s>]+)', source)
         assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], page
-
-
-def test_every_relative_link_leads_to_a_file_and_an_anchor_of_the_site(site: Path) -> None:
-    sources = {page: (site / page).read_text(encoding="utf-8") for page in pages(site)}
-    identifiers = {page: set(re.findall(r'\s(?:id|name)="?([^"\s>]+)', source)) for page, source in sources.items()}
-    broken, followed = [], 0
-    for page, source in sources.items():
-        if page == "404.html":  # its links are absolute: it is shown at any address
-            continue
-        for link in re.findall(r'<(?:a|img|link|script)\s[^>]*?(?:href|src)="?([^"\s>]+)', source):
-            path, _, anchor = html.unescape(link).partition("#")
-            if re.match(r"[a-z]+:|//", link):
-                continue
-            followed += 1
-            target = ((site / page).parent / urllib.parse.unquote(path)).resolve() if path else site / page
-            target = target / "index.html" if target.is_dir() else target
-            name = target.relative_to(site.resolve()).as_posix() if target.is_relative_to(site.resolve()) else str(target)
-            is_page = name in identifiers
-            if not target.is_file() or (anchor and is_page and urllib.parse.unquote(anchor) not in identifiers[name]):
-                broken.append((page, link))
-    assert broken == [] and followed > 1000
 
 
 def test_every_method_has_a_page_with_formula_value_cost_and_paper(site: Path) -> None:
@@ -112,14 +89,10 @@ def test_version_and_repository_are_shown(site: Path) -> None:
     assert f"{ADDRESS}/blob/main/tests/" in (site / "index.html").read_text(encoding="utf-8")
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *given: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
@@ -127,50 +100,39 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+def browser() -> Iterator[Any]:
+    """A Chromium of Playwright, where there is one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    with playwright.sync_playwright() as started:
+        if not Path(started.chromium.executable_path).exists():
+            pytest.skip("needs `playwright install chromium`")
+        browser = started.chromium.launch()
         yield browser
+        browser.close()
 
 
 CUT = "[...document.querySelectorAll('pre > code')].filter(c => c.scrollWidth > c.clientWidth).map(c => c.innerText)"
 
 
-@needs_browser
-def test_every_page_loads_without_an_error_with_its_pictures_and_whole_lines_of_code(
-    site: Path, address: str, browser: Browser
-) -> None:
-    for page in pages(site):
-        if page == "404.html":
-            continue
-        assert browser.open(address + page) == [], page
-        assert [each for each in browser.requests() if not each.startswith((address, "data:"))] == [], page
-        browser.run("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
-        browser.wait_for("[...document.images].every(i => i.complete)")
-        assert browser.run("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)") == [], page
-        assert browser.run(CUT) == [], page
+def test_every_page_loads_without_an_error_with_whole_lines_of_code(site: Path, address: str, browser: Any) -> None:
+    page, wrong = browser.new_page(), []
+    page.on("pageerror", wrong.append)
+    page.on("requestfailed", lambda request: wrong.append(request.url))
+    page.on("request", lambda request: wrong.extend([] if request.url.startswith((address, "data:")) else [request.url]))
+    for name in pages(site):
+        if name != "404.html":
+            page.goto(address + name, wait_until="networkidle")
+            assert wrong == [] and page.evaluate(CUT) == [], name
 
 
-@needs_browser
-@pytest.mark.parametrize(
-    ("word", "page"), [("UPGrad", "reference/balancing/UPGrad/"), ("freeze", "finetuning/"), ("ignore_label", "labels/")]
-)
-def test_search_finds(address: str, browser: Browser, word: str, page: str) -> None:
-    browser.open(address)
-    browser.run("document.querySelector('input.md-search__input').focus()")
-    browser.call("Input.insertText", text=word)
-    found = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
-    browser.wait_for(f"({found}).length > 0")
-    assert any(f"/{page}" in link for link in browser.run(found))
-
-
-@needs_browser
-def test_wide_tables_scroll_by_themselves_on_a_phone_and_say_so(address: str, browser: Browser) -> None:
-    browser.set_width(390)
-    try:
-        browser.open(address + "choosing/")
-        assert browser.run("document.documentElement.scrollWidth") <= 390
-        browser.wait_for("document.querySelector('.wide-table')")
-        note = "getComputedStyle(document.querySelector('.wide-table'), '::before').content"
-        assert "Scroll the table" in browser.run(note)
-    finally:
-        browser.set_width(1280)
+def test_search_finds_and_a_phone_scrolls_wide_tables_alone(address: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(address + "choosing/")
+    page.wait_for_selector(".wide-table")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page = browser.new_page()
+    page.goto(address)
+    page.fill("input.md-search__input", "UPGrad")
+    page.wait_for_selector(".md-search-result__link")
+    links = page.eval_on_selector_all(".md-search-result__link", "links => links.map(link => link.href)")
+    assert any("/reference/balancing/UPGrad/" in link for link in links)

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead._runs.variables import assign, values_of
 from multihead.callbacks import Checkpoint, UpdateLogger
 from tests.helpers import tiny
 from tests.helpers.cases import quick
@@ -107,32 +106,6 @@ def test_variables_that_a_subclass_adds_are_restored(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-ON_READ = tf.VariableSynchronization.ON_READ
-
-
-@pytest.mark.parametrize(
-    ("part", "options", "whole"),
-    [
-        ("metrics/0", {"synchronization": ON_READ, "aggregation": tf.VariableAggregation.SUM}, 2.5),
-        ("encoder/0", {"synchronization": ON_READ, "aggregation": tf.VariableAggregation.MEAN}, 1.25),
-        ("encoder/0", {}, 1.25),  # such as a moving average of Keras 3, which each replica changes by itself
-    ],
-)
-def test_each_replica_gets_back_what_it_had(part, options, whole, two_replicas):
-    with two_replicas.scope():
-        variable = tf.Variable([0.0], trainable=False, **options)
-    copies, alone = two_replicas.experimental_local_results(variable), tf.Variable([0.0])
-    for value, copy in zip((0.5, 2.0), copies):
-        copy.assign([value])
-    saved = values_of({part: variable})
-    for copy in copies:
-        copy.assign([9.0])
-    assign({part: variable}, saved)
-    assert [float(copy[0]) for copy in copies] == [0.5, 2.0]
-    assign({part: alone}, saved)  # on one device
-    assert float(alone[0]) == whole
-
-
 # ------------------------------------------------------------------------------------------- never back
 
 
@@ -160,27 +133,6 @@ def test_a_run_goes_on_in_the_process_in_which_it_was_stopped(tmp_path):
     assert updates(trainer) == 9
 
 
-def test_one_program_fits_twice_each_in_a_folder(tmp_path):
-    def program(stop):
-        trainer = made()
-        fit(trainer, tmp_path / "one")
-        fit(trainer, tmp_path / "two", epochs=1, stop=stop)
-        return trainer
-
-    assert updates(program(8)) == 8
-    ended = program(None)
-    assert updates(ended) == 9
-    again = program(None)  # loads both results
-    for one, other in zip(tiny.values(ended.weights), tiny.values(again.weights), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_run_that_has_ended_says_so(tmp_path, capsys):
-    fit(made(), tmp_path)
-    fit(made(), tmp_path, verbose=2)
-    assert "has ended; its result is loaded, and nothing is trained" in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------- other data
 
 
@@ -202,8 +154,6 @@ OTHERS = {
     "shuffle": (ARRAYS, {**ARRAYS, "shuffle": False}, "shuffle +True +False"),
     "form": (ARRAYS, {"x": dataset()}, "x +arrays of 12 examples +a dataset of 3 batches"),
     "steps": ({"x": endless(np.random), "steps_per_epoch": 3}, {"x": endless(np.random), "steps_per_epoch": 2}, "steps_per_epoch"),
-    "length of a dataset": ({"x": dataset()}, {"x": dataset(8)}, "a dataset of 3 batches +a dataset of 2 batches"),
-    "batch size of a dataset": ({"x": dataset()}, {"x": dataset(11, batch=5)}, "batch_size=4.*batch_size=5"),
     "seed of a dataset": ({"x": dataset()}, {"x": dataset(seed=4)}, "seed2=3.*seed2=4"),
     "seed of validation": (VALIDATED, {**VALIDATED, "validation_data": dataset(seed=4)}, "validation_data, part 1.*seed2=4"),
 }  # fmt: skip
@@ -270,16 +220,6 @@ def test_a_disk_that_takes_nothing_more_leaves_the_last_good_checkpoint(call, tm
         fit(each, tmp_path, every=2, shuffle=False)
         for one, other in zip(tiny.values(each.weights), tiny.values(whole.weights), strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_a_ledger_that_cannot_be_written_names_the_file(tmp_path, monkeypatch):
-    trainer = made()
-    trainer.compile("sgd", run_eagerly=True)
-    monkeypatch.setattr("os.fsync", refusing(errno.EIO))
-    with pytest.raises(
-        RuntimeError, match="(?s)`path` must be a file that can be written. Received: .*run.jsonl.*Free space"
-    ):
-        trainer.fit(X, Y, verbose=0, callbacks=[UpdateLogger(tmp_path / "run.jsonl"), Checkpoint(tmp_path, every=1)])
 
 
 def test_a_ledger_that_has_lost_lines_says_so(tmp_path):

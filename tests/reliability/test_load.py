@@ -63,7 +63,7 @@ def test_many_updates_leave_the_memory_flat_and_trace_nothing_again(updates):
     calls, before = trainer.encoder.calls, memory()
     logs = trainer.fit(data, steps_per_epoch=updates // 6, epochs=5, verbose=0).history
     assert trainer.encoder.calls == calls and int(trainer.update_count) == 6 * (updates // 6)
-    # TensorFlow 2.15 keeps 48 bytes of each tensor that a step returns for good, under a plain Keras model, too.
+    # TensorFlow 2.15 keeps 48 bytes of each tensor that a step returns forever, under a plain Keras model, too.
     of_tensorflow = 0 if hasattr(keras, "ops") else 48 * (len(logs) + 2) * updates / 2**20
     assert memory() - before < 30 + of_tensorflow
 

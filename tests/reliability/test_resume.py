@@ -12,14 +12,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, losses
+from multihead import MultiHeadTrainer, balancing
 from multihead._runs.variables import values_of, variables_of
 from multihead.callbacks import Checkpoint
-from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 from tests.helpers import tiny
-from tests.helpers.seq2seq import ENGINES
 
 ROOT = Path(__file__).parents[2]
 KILLS = {"arrays": 1}
@@ -60,7 +57,7 @@ def made(units=4, heads="ab", balancer=None, optimizer="adam", run_eagerly=True)
 
 def fit(trainer, folder, epochs=2, **options):
     callbacks = [*options.pop("callbacks", []), Checkpoint(folder, every=1)]
-    return trainer.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=callbacks, **options)
+    return trainer.fit(X, Y, batch_size=4, epochs=epochs, callbacks=callbacks, **{"verbose": 0, **options})
 
 
 def same(one, other):
@@ -85,83 +82,11 @@ def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
     assert same(whole, resumed)
 
 
-class InTheMiddle(keras.callbacks.Callback):
-    """Ends a run after the third update."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if int(self.model.update_count) == 3:
-            raise KeyboardInterrupt
-
-
-def endless():
-    while True:
-        yield X[:4], {name: y[:4] for name, y in Y.items()}
-        yield X[4:], {name: y[4:] for name, y in Y.items()}
-
-
-ACCUMULATED = {
-    "arrays": lambda: {"x": X, "y": Y, "batch_size": 3},
-    "arrays without a batch size": lambda: {"x": X, "y": Y, "steps_per_epoch": 2},
-    "a generator": lambda: {"x": endless(), "steps_per_epoch": 2},
-    "a dataset": lambda: {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)},
-}
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("data", ACCUMULATED)
-def test_runs_whose_steps_are_windows_of_batches_are_resumed(data, tmp_path):
-    def run(folder, *others):
-        trainer = made()
-        trainer.compile("adam", gradient_accumulation_steps=2, run_eagerly=True)
-        given = [Checkpoint(tmp_path / folder, every=1), *others]
-        history = trainer.fit(**ACCUMULATED[data](), epochs=2, verbose=0, callbacks=given)
-        return trainer, history.history
-
-    whole, history = run("whole")
-    with pytest.raises(KeyboardInterrupt):
-        run("cut", InTheMiddle())
-    resumed, again = run("cut")
-    assert int(whole.update_count) == int(resumed.update_count) == 4
-    assert again == history
-    assert same(whole, resumed)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("engine", ENGINES)
-def test_dropout_and_sampling_of_the_reference_models(engine, tmp_path):
-    def made():
-        keras.utils.set_random_seed(1)
-        trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 2, 3, cell="gru", dropout=0.3))
-        options = {"cell": "gru", "num_layers": 2, "dropout": 0.3, "sampling_probability": 0.5, "engine": engine}
-        decoder = Seq2SeqDecoder(9, 2, 3, **options)
-        trainer.add_head("reply", decoder, losses.SequenceCrossentropy(), teacher_forcing=True)
-        trainer.add_head("price", PriceClassifier(3, hidden_units=3, dropout=0.3), "sparse_categorical_crossentropy")
-        trainer.compile("sgd", run_eagerly=True)
-        return trainer
-
-    class Interrupt(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if int(self.model.update_count) == 2:
-                raise KeyboardInterrupt
-
-    tokens = np.random.default_rng(0).integers(4, 9, (6, 3))
-    targets = {"reply": np.where([True, True, False], tokens, 3), "price": tokens[:, 0] % 3}
-
-    def fit(trainer, folder, *others):
-        given = [Checkpoint(tmp_path / folder, every=1), *others]
-        trainer.fit(tokens, targets, batch_size=2, verbose=0, callbacks=given)
-        return trainer
-
-    whole = fit(made(), "whole")
-    with pytest.raises(KeyboardInterrupt):
-        fit(made(), "cut", Interrupt())
-    assert same(whole, fit(made(), "cut"))
-
-
-def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path):
+def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path, capsys):
     first, again, longer, whole = (made() for _ in range(4))
     history = fit(first, tmp_path / "run")
-    assert fit(again, tmp_path / "run").history == history.history
+    assert fit(again, tmp_path / "run", verbose=2).history == history.history
+    assert "has ended; its result is loaded, and nothing is trained" in capsys.readouterr().out
     assert same(first, again) and int(again.update_count) == 6
     fit(longer, tmp_path / "run", epochs=3)
     fit(whole, tmp_path / "whole", epochs=3)
@@ -264,10 +189,6 @@ def test_without_strict_what_matches_is_loaded_and_the_rest_is_said(saved):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(of_c, tiny.values(trainer.heads["c"].module.weights), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_an_empty_folder_begins_a_run(tmp_path):
-    assert loaded(made(), tmp_path) is None
 
 
 def test_bad_use_is_said():
