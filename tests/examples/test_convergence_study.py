@@ -11,7 +11,7 @@ import tensorflow as tf
 from examples._command_line import InputError
 from examples.convergence_study import command, study, training
 from examples.convergence_study.variants import all_variants, references
-from examples.seq2seq_price.run import load_data
+from examples.seq2seq_price.data import load_data
 
 pytestmark = pytest.mark.programs
 

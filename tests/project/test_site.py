@@ -127,7 +127,7 @@ def test_every_page_loads_without_an_error_with_whole_lines_of_code(site: Path, 
 
 def test_search_finds_and_a_phone_scrolls_wide_tables_alone(address: str, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800})
-    page.goto(address + "methods/")
+    page.goto(address + "choosing/")
     page.wait_for_selector(".wide-table")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page = browser.new_page()

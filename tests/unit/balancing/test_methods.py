@@ -232,7 +232,7 @@ def test_a_third_head_moves_beside_two_that_oppose_each_other(method):
 @pytest.mark.parametrize("kind", ["random", "conflicting"])
 @pytest.mark.parametrize("seed", range(2))
 def test_pcgrad_and_gradvac_equal_the_papers_on_vectors(kind, seed):
-    from multihead.balancing.pcgrad import other_heads_in_random_order
+    from multihead.balancing.projections import other_heads_in_random_order
 
     for num_heads in COUNTS:
         case = f"{num_heads} heads"
@@ -263,7 +263,7 @@ def test_gradvac_reaches_its_target_cosine_and_starts_as_pcgrad():
 
 
 def test_orders_are_permutations_of_the_others_repeat_and_vary():
-    from multihead.balancing.pcgrad import other_heads_in_random_order
+    from multihead.balancing.projections import other_heads_in_random_order
 
     drawn = at_steps(lambda step: other_heads_in_random_order(4, 0, step), 300, tf.int32)
     seen = set()

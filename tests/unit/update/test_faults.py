@@ -11,9 +11,9 @@ from multihead._update.faults import Broken, Faults
 
 
 def faults(limit=None):
-    heads = [SimpleNamespace(name=name, module=None) for name in ("a", "b", "c")]
+    heads = [SimpleNamespace(name=name) for name in ("a", "b", "c")]
     variables = SimpleNamespace(all=[tf.Variable(0.0, name=name) for name in ("v", "w")])
-    return Faults(SimpleNamespace(encoder=None, heads=heads, variables=variables), "skip", limit, 2)
+    return Faults(SimpleNamespace(modules=[], heads=heads, variables=variables), "skip", limit, 2)
 
 
 def test_the_message_of_a_graph_names_every_head():

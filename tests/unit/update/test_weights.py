@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import weighting
-from multihead._update.weights import Losses, LossWeights, head_weights_at
+from multihead._update.weights import Losses, LossWeights, depends_on_losses, head_weights_at
 from multihead.heads._named import new_head
 
 SUMS, COUNTS = tf.constant([6.0, 8.0, 5.0]), tf.constant([3.0, 2.0, 0.0])
@@ -32,7 +32,7 @@ def test_without_a_weighting_the_total_is_the_weighted_sum_of_means():
     found = weights(None)
     np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
     losses = Losses(found, SUMS)
-    assert losses.factors is None and not found.depend_on_losses
+    assert losses.factors is None and not depends_on_losses(found.weighting)
     np.testing.assert_allclose(losses.total, 0.5 * 2 + 2 * 4)
     np.testing.assert_allclose(losses.weights, [0.5, 2.0, 0.0])
     assert losses.learned(None) == [] and losses.regularizer is None
@@ -42,7 +42,7 @@ def test_without_a_weighting_the_total_is_the_weighted_sum_of_means():
 
 def test_a_weighting_of_the_losses_gives_further_factors():
     found = weights(weighting.LogLoss())  # weights are one over the weighted losses, 1 and 8
-    assert found.depend_on_losses
+    assert depends_on_losses(found.weighting)
     np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
     losses = Losses(found, SUMS)
     np.testing.assert_allclose(losses.factors, [1.0, 1 / 8, 0.0], rtol=1e-6)
@@ -54,7 +54,7 @@ def test_a_weighting_of_the_losses_gives_further_factors():
 def test_learned_weights_are_known_before_the_losses():
     found = weights(weighting.Uncertainty())  # half of each loss at the start
     losses = Losses(found, SUMS)
-    assert not found.depend_on_losses and losses.factors is None
+    assert not depends_on_losses(found.weighting) and losses.factors is None
     np.testing.assert_allclose(found.fixed, [0.25, 1.0, 0.0])
     assert len(losses.learned(None)) == 3
     np.testing.assert_allclose(losses.means, [2.0, 4.0, 0.0])
