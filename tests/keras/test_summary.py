@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules
+from multihead._display import drawing
 
 
 def configured():

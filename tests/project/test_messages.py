@@ -52,15 +52,15 @@ def raised(path: Path) -> list[tuple[str, list[str]]]:
 def looked_for() -> list[str]:
     """What the tests look for in messages: all their texts, without the escapes of regular expressions."""
     files = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
-    words: list[str] = []
+    written: list[str] = []
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Constant, ast.JoinedStr)):
-                words += [re.sub(r"\\(.)", r"\1", part) for part in texts(node)]
+                written += [re.sub(r"\\(.)", r"\1", part) for part in texts(node)]
     return [
         piece
-        for word in words
-        for piece in re.split(r"\.\*|\.\+|\[\^?[^\]]*\][+*]?|\|| ?Received: ", word)
+        for text in written
+        for piece in re.split(r"\.\*|\.\+|\[\^?[^\]]*\][+*]?|\|| ?Received: ", text)
         if len(piece) >= ENOUGH
     ]
 
