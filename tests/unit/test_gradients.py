@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground import tensors
+from tests.helpers.cases import pairwise
 
 pytestmark = pytest.mark.mathematics
 
@@ -49,7 +50,7 @@ def test_norm_neither_overflows_nor_underflows(values):
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("is_known", [True, False], ids=["known size", "unknown size"])
-@pytest.mark.parametrize("number", [0, 1, 2**11, 2**11 + 1, 2**14, 2**15, 2**16, 2**16 + 1])
+@pytest.mark.parametrize("number", [0, 1, 2**11 + 1, 2**16 + 1])
 def test_is_finite_of_the_largest_and_smallest_numbers(number, is_known, dtype, jit_compile):
     dtype = tf.as_dtype(dtype)
     signature = [tf.TensorSpec([number if is_known else None], dtype)]
@@ -84,10 +85,14 @@ def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
 LACKING = {"none lacks": "", "one has it": "0", "two have it": "13", "half": "024", "all lack": "all"}
 
 
-@pytest.mark.parametrize("lacking", LACKING)
-@pytest.mark.parametrize(("num_heads", "sizes"), [(5, (4096, 4097)), (8, (5000, 2)), (9, (5000,))])
-@pytest.mark.parametrize(("dtype", "known"), [("float16", True), ("float32", True), ("float64", True), ("float32", False)])
-def test_inner_products_are_those_of_numpy(num_heads, sizes, lacking, dtype, known):
+SIZES = [(5, (4096, 4097)), (8, (5000, 2)), (9, (5000,))]
+KNOWN = [("float16", True), ("float32", True), ("float64", True), ("float32", False)]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "num_heads", "sizes", "dtype", "known"), [(a, *b, *c) for a, b, c in pairwise(list(LACKING), SIZES, KNOWN)]
+)
+def test_inner_products_are_those_of_numpy(lacking, num_heads, sizes, dtype, known):
     rng = np.random.default_rng(0)
     given = [[rng.normal(size=[size]).astype(dtype) for size in sizes] for _ in range(num_heads)]
     chosen = LACKING[lacking]

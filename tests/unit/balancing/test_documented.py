@@ -40,8 +40,3 @@ def test_files_are_short_and_hold_one_method_each():
     assert len(files) == len(METHODS)
     for path in folder.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= (150 if path in files else 350), path.name
-
-
-def test_the_package_offers_what_it_lists():
-    assert sorted(balancing.__all__) == sorted(set(balancing.__all__))
-    assert {method.__name__ for method in METHODS} <= set(dir(balancing))
