@@ -10,7 +10,7 @@ from tests.helpers.sources import imported, sources
 
 
 def test_no_test_imports_from_another_test() -> None:
-    """What tests share lives in `tests/helpers`; the program in `tests/mutants` is no test."""
+    """What tests share lives in `tests/helpers`."""
     files = sources("tests")
     names = {path.stem for path in files if path.stem.startswith("test_")}
     assert len(names) > 30
@@ -18,7 +18,7 @@ def test_no_test_imports_from_another_test() -> None:
         for name in imported(path):
             parts = name.split(".")
             folder = path.parent.name
-            allowed = ["helpers", folder] if folder in ("mutants", "pairs") else ["helpers"]  # programs among the tests
+            allowed = ["helpers", folder] if folder == "pairs" else ["helpers"]  # whose programs are among the tests
             assert parts[0] != "tests" or parts[1] in allowed, (path, name)
             assert not names & set(parts[:-1]) and parts != ["conftest"], (path, name)
 
