@@ -7,6 +7,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from examples._command_line import InputError
 from examples._spans import iob
 from examples.seq2seq_price.rows import QUOTES, SEPARATORS, Dialect, opened, read_table
@@ -71,6 +73,11 @@ def read_requests(path: str, form: str, dialect: Dialect, tell: Callable[[str], 
             )
         row["text"], row["tags"] = " ".join(words), " ".join(iob(tags))
     return rows
+
+
+def columns(rows: Rows) -> dict[str, np.ndarray]:
+    """The cells of each column."""
+    return {name: np.array([row[name] for row in rows]) for name in ("text", "tags", "intent")}
 
 
 def _sentences(path: str, tell: Callable[[str], None]) -> Rows:

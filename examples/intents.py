@@ -22,7 +22,7 @@ import tensorflow as tf
 from examples._command_line import whole
 from examples._orders import draw_requests
 from examples._requests import OPTIONS as FILES
-from examples._requests import Rows, read_files
+from examples._requests import Rows, columns, read_files
 from examples._shared import Session, run_program
 from examples._spans import SpanF1
 from multihead import Head, MultiHeadTrainer, clipping, losses
@@ -67,14 +67,14 @@ class Reader:
 class Encoder(keras.layers.Layer):
     """Two bidirectional layers over vectors of words and their letters; in training, half of the rare words are unknown."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, units: int = UNITS) -> None:
         super().__init__()
         self.first_rare = reader.first_rare
         self.word = keras.layers.Embedding(reader.word.vocabulary_size(), WORD)
         self.letter = keras.layers.Embedding(reader.letter.vocabulary_size(), LETTER)
         self.convolution = keras.layers.Conv2D(FILTERS, (1, 3), padding="same", activation="tanh")
         self.dropout = keras.layers.Dropout(DROPOUT)
-        cells = [keras.layers.GRU(UNITS, return_sequences=True, return_state=True) for _ in range(2)]
+        cells = [keras.layers.GRU(units, return_sequences=True, return_state=True) for _ in range(2)]
         self.recurrent = [keras.layers.Bidirectional(cell) for cell in cells]
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Encoder(keras.layers.Layer):
 class Model:
     """The trainer, and what converts rows to its inputs and targets; of the other rows only the names of labels are read."""
 
-    def __init__(self, rows: Rows, others: Rows) -> None:
+    def __init__(self, rows: Rows, others: Rows, units: int = UNITS) -> None:
         self.reader = Reader([row["text"] for row in rows])
         intents = sorted({row["intent"] for row in rows + others} - {""})
         self.intents = [*intents, *[" "] * (2 - len(intents))]  # two at least: without labels they are not trained
@@ -107,7 +107,7 @@ class Model:
             "intent": Head(classifier, "sparse_categorical_crossentropy", ignore_label=NO_LABEL),
             "slots": Head(tagger, losses.SequenceCrossentropy(), teacher_forcing=True),
         }
-        self.trainer = MultiHeadTrainer(Encoder(self.reader), heads=heads)
+        self.trainer = MultiHeadTrainer(Encoder(self.reader, units), heads=heads)
 
     def data(self, rows: Any) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Inputs and targets of a batch of rows, by column."""
@@ -118,18 +118,21 @@ class Model:
         intent = tf.reduce_max(tf.where(is_intent, tf.range(len(self.intents)), NO_LABEL), axis=1)
         return inputs, {"slots": tags, "intent": intent}
 
-    def fit(self, rows: Rows, updates: int, seed: int, advance: Callable[[], None]) -> None:
-        """Trains on batches of texts of similar length, with a rate that decays to zero; calls `advance` `PARTS` times."""
+    def batches(self, rows: Rows, seed: int, size: int = BATCH) -> tf.data.Dataset:
+        """Batches of texts of similar length, without end."""
         lengths = [len(row["text"].split()) for row in rows]
         edges = sorted({int(edge) + 1 for edge in np.quantile(lengths, [0.2, 0.4, 0.6, 0.8, 0.95])})
         data = tf.data.Dataset.from_tensor_slices((np.array(lengths, "int32"), columns(rows))).shuffle(len(rows), seed=seed)
-        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [BATCH] * (len(edges) + 1))
-        data = data.map(lambda length, row: self.data(row), num_parallel_calls=tf.data.AUTOTUNE).prefetch(8)
+        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [size] * (len(edges) + 1))
+        return data.map(lambda length, row: self.data(row), num_parallel_calls=tf.data.AUTOTUNE).prefetch(8)
+
+    def fit(self, rows: Rows, updates: int, seed: int, advance: Callable[[], None]) -> None:
+        """Trains with a rate that decays to zero; calls `advance` `PARTS` times."""
         steps = -(-updates // PARTS)
-        rate = keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps)
-        self.trainer.compile(keras.optimizers.Adam(rate), clip=clipping.ByGlobalNorm(5.0), telemetry=None)
+        adam = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps))
+        self.trainer.compile(adam, clip=clipping.ByGlobalNorm(5.0), telemetry=None)
         tell = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: advance())
-        self.trainer.fit(data, epochs=PARTS, steps_per_epoch=steps, callbacks=[tell], verbose=0)
+        self.trainer.fit(self.batches(rows, seed), epochs=PARTS, steps_per_epoch=steps, callbacks=[tell], verbose=0)
 
     def scores(self, rows: Rows) -> list[float]:
         """Slot F1, intent accuracy, and sentence accuracy over the sentences with all labels; NaN without any."""
@@ -151,11 +154,6 @@ class Model:
             "slots": lambda ids: tf.gather(self.tags, ids),
         }
         self.trainer.export(folder, preprocess=self.reader, postprocess=steps)
-
-
-def columns(rows: Rows) -> dict[str, np.ndarray]:
-    """The cells of each column."""
-    return {name: np.array([row[name] for row in rows]) for name in ("text", "tags", "intent")}
 
 
 def body(session: Session) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.research import digits, molecules, pages, problems, published, runner, text, tickets
+from benchmarks.research import digits, molecules, pages, problems, published, requests, runner, text, tickets
 from benchmarks.research.record import LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, keep, read
 from examples._command_line import InputError, Parser, whole
 
@@ -91,6 +91,11 @@ EXPERIMENTS = {
         "A head that the plain sum starves although everything is standardized: the table of the README.",
         tickets.SETS, (PLAIN, "topics 10", "topics 100", "NormFloor", "NormFloor 1", "EqualNorms"), pages.details, seeds=5,
         optimizers=(runner.CONSTANT,),
+    ),
+    "requests": Experiment(
+        "Requests to an assistant: the intent and the slots, each alone and together, with all slots or half of them.",
+        requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.requests, seeds=3,
+        equal_cost=(PLAIN, "NormFloor", *requests.WEIGHTS),
     ),
 }  # fmt: skip
 

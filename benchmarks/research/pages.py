@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "results"
 PAGES = (ROOT / "benchmarks" / "research" / "results.md", ROOT / "benchmarks" / "research" / "pace.md")
 SHORT = ROOT / "docs" / "results.md"
+REQUESTS = ROOT / "docs" / "tutorials" / "intents.md"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 MAIN = (PLAIN, RULE, EQUAL, "EqualNorms, parameters", f"{RULE}{RATES}")
 DRAWN = (
@@ -65,6 +66,35 @@ def details(lines: Sequence[Line], beside: Callable[[str, str], str] | None = No
     return "\n".join(tables.by_variant(line, beside) for line in lines)
 
 
+def requests(lines: Sequence[Line]) -> str:
+    """A row for each data set and head, at equal cost: alone, and how joint models differ from it, in percent."""
+    rows = []
+    for line in lines:
+        variants = of_requests(line)
+        found: Any = comparison(line, [*variants.values()])
+        for head in found.heads:
+            cells = [tables.interval(found.difference(variant, head), scale=100) for variant in variants.values()]
+            cells[-1] = f"{weight_of(variants[OTHER])}: {cells[-1]}"
+            rows.append([line["set"], head, tables.spread(100 * found.values("alone", head), 1), *cells])
+    return tables.markdown(["trained on", "head", "alone, percent", PLAIN, RULE, OTHER], rows)
+
+
+OTHER = "best other weight of the slots"
+
+
+def of_requests(line: Line) -> dict[str, str]:
+    """The variants of the table and the picture; of the weights other than 1, that which the validation data favour."""
+    fixed = [name for name in line["values"] if name.startswith("slots ") and name.endswith(EQUAL_COST)]
+    found: Any = comparison(line, fixed)
+    names = {PLAIN: f"{PLAIN}{EQUAL_COST}", RULE: f"{RULE}{EQUAL_COST}"}
+    return {**names, OTHER: found.choose(fixed)}
+
+
+def weight_of(variant: str) -> str:
+    """The weight in the name of a variant."""
+    return variant.removesuffix(EQUAL_COST).rpartition(" ")[2]
+
+
 def short(name: str) -> str:
     """The small table of an experiment on `docs/results.md`."""
     lines = read(RESULTS / f"{name}.jsonl")
@@ -87,7 +117,7 @@ def filled(page: str, command: str, table: str) -> str:
 def with_tables(made: Mapping[str, str]) -> dict[Path, str]:
     """The pages with the tables of the recorded lines."""
     found = {}
-    for path in (*PAGES, SHORT):
+    for path in (*PAGES, SHORT, REQUESTS):
         page = path.read_text(encoding="utf-8")
         for name, table in made.items():
             page = filled(page, f"python -m benchmarks.research {name} --table", table)
@@ -114,6 +144,13 @@ def pictures() -> dict[str, Any]:
         rows = {head: {variant: found.difference(variant, head) for variant in known} for head in found.heads}
         order = sorted(rows, key=lambda head: -rows[head][PLAIN].mean)
         assays[line["set"]] = {head: rows[head] for head in order}
+    sharing: dict[str, Any] = {}
+    for line in read(RESULTS / "requests.jsonl"):
+        variants = of_requests(line)
+        found = comparison(line, [*variants.values()])
+        for head in found.heads:
+            row = {name: _percent(found.difference(variant, head)) for name, variant in variants.items()}
+            sharing.setdefault(head, {})[line["set"]] = row
     study, digit = (next(line for line in of_cost if line["set"] == name) for name in ("study", "multimnist_cl_rr"))
 
     def narrow(line: Line) -> list[str]:
@@ -122,6 +159,7 @@ def pictures() -> dict[str, Any]:
     return {
         "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent", logarithmic=True),
         "molecules.png": tables.draw(assays, "area under the ROC curve, against alone"),
+        "requests.png": tables.draw(sharing, "at equal cost, against alone, percent"),
         "multimnist.png": tables.front(of_digits[0], DRAWN),
         "study_front.png": tables.front(study, narrow(study)),
         "digits_front.png": tables.front(digit, narrow(digit)),

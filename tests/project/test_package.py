@@ -117,11 +117,11 @@ def test_installed_wheel_trains_and_decodes(installed: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.programs
-def test_wheel_states_version_and_needs_only_tensorflow_and_numpy(wheel: zipfile.ZipFile) -> None:
+def test_wheel_states_version_and_needs_only_tensorflow_keras_and_numpy(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     header = wheel.read(name).decode().split("\n\n")[0]
     requirements = [Requirement(text) for text in re.findall(r"^Requires-Dist: (.*)$", header, re.MULTILINE)]
-    assert {r.name for r in requirements if "extra" not in str(r.marker)} == {"tensorflow", "numpy"}
+    assert {r.name for r in requirements if "extra" not in str(r.marker)} == {"keras", "numpy", "tensorflow"}
     assert re.search(rf"^Version: {re.escape(multihead.__version__)}$", header, re.MULTILINE)
 
 
