@@ -18,7 +18,7 @@ from tests.helpers.gathering import (
     dataset,
     padded,
 )
-from tests.helpers.scaled import DECAY, ScaledReference
+from tests.helpers.reference import DECAY, built
 
 # The optimizer of the trainer, the same without weight decay, and whether there is any.
 OPTIMIZERS = {
@@ -98,21 +98,9 @@ def test_steps_are_those_of_a_tape_by_hand_times_the_factors(optimizer, gatherin
     given, factors = RATES[rates]
     ours, plain = OPTIMIZERS[optimizer]
     has_decay = optimizer == "adamw"
-    encoder, heads = tiny.modules()
-    representation = encoder(tf.constant(updates[0][0][0]))
-    for head in heads.values():
-        head(representation)
     combine = None if balancer is None else lambda gramian: balancing_reference.coefficients(balancer, gramian)
-    by_hand = ScaledReference(
-        encoder,
-        heads,
-        plain(),
-        tiny.WEIGHTS,
-        combine,
-        level,
-        factors=factors,
-        decays=DECAYS_OF_VARIABLES if has_decay else None,
-    )
+    decays = DECAYS_OF_VARIABLES if has_decay else None
+    by_hand = built(updates[0][0], plain(), tiny.WEIGHTS, combine, level, factors=factors, decays=decays)
     by_hand.optimizer.build(by_hand.variables)
     for batches in updates:
         by_hand.update(batches)

@@ -106,15 +106,6 @@ def test_gradients_equal_finite_differences(mode):
             np.testing.assert_allclose(found[index], (ends[0] - ends[1]) / (2 * step), atol=1e-6)
 
 
-def test_lengths_are_masks_and_padding_changes_nothing():
-    scores, lengths = tensors(), MASK[:2].sum(axis=1)
-    logits = scores[0][:2]
-    by_mask = crf.log_likelihood(logits, COMPLETE[:2], *scores[1:], mask=MASK[:2])
-    np.testing.assert_array_equal(crf.log_likelihood(logits, COMPLETE[:2], *scores[1:], mask=lengths), by_mask)
-    cut = crf.log_likelihood(logits[1:, :3], COMPLETE[1:2, :3], *scores[1:])
-    np.testing.assert_allclose(by_mask[1:], cut, rtol=1e-12)
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_long_sentences_in_half_precision_are_computed_in_single_precision(dtype):

@@ -148,27 +148,6 @@ def test_decoding_builds_an_unbuilt_decoder():
     assert Seq2SeqDecoder(9, 3, 4).decode(representation, maximum_length=3).ids.shape == [4, 1, 3]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("engine", ENGINES)
-def test_sampling_follows_the_distribution(engine):
-    encoder, decoder, _ = make(engine, maximum_length=1, factor=2.0)
-    tokens = tf.repeat(tf.constant(TOKENS[:1]), 4000, axis=0)
-    representation = encoder(tokens)
-    _, reference = next(rows(encoder, decoder))
-    expected = np.exp(reference.log_probabilities(2, reference.first)[0])
-    drawn = np.bincount(np.asarray(decoder.decode(representation, sample=True, seed=1).ids)[:, 0, 0], minlength=9)
-    np.testing.assert_allclose(drawn / 4000, expected, atol=0.04)
-    best = decoder.decode(representation, sample=True, top_k=1, seed=1)
-    np.testing.assert_array_equal(best.ids[:, 0], decoder.generate(representation))
-    cold = decoder.decode(representation, sample=True, temperature=1e-3, seed=1)
-    np.testing.assert_array_equal(cold.ids[:, 0], decoder.generate(representation))
-    again = [decoder.decode(representation, sample=True, seed=seed).ids for seed in (1, 1, 2)]
-    np.testing.assert_array_equal(again[0], again[1])
-    assert (again[0].numpy() != again[2].numpy()).any()
-    unseeded = tf.function(lambda: decoder.decode(representation, sample=True).ids)
-    assert (unseeded().numpy() != unseeded().numpy()).any()
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "arguments, message",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -25,16 +24,3 @@ HEADS = ["a", "b"]
 def test_what_is_no_batch_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
         stage.unpack(data, HEADS)
-
-
-@pytest.mark.parametrize("make", [tf.RaggedTensor.from_tensor, tf.sparse.from_dense, tf.identity])
-def test_ragged_and_sparse_rows_and_specs(make):
-    dense = tf.constant([[1.0, 2.0], [3.0, 0.0], [5.0, 6.0]])
-    tensor = make(dense)
-    assert int(stage.num_rows(tensor)) == 3
-    part = stage.rows({"x": tensor, "none": None}, 1, tf.constant(3))
-    as_dense = {tf.RaggedTensor: lambda t: t.to_tensor(), tf.SparseTensor: tf.sparse.to_dense}.get(type(tensor), tf.identity)
-    np.testing.assert_array_equal(as_dense(part["x"]), dense[1:3])
-    spec = stage.open_batch_size(tensor)
-    assert spec.is_compatible_with(tensor) and spec.is_compatible_with(part["x"]) and spec.shape[0] is None
-    assert stage.decode_specs(stage.encode_specs(spec)) == spec

@@ -91,14 +91,6 @@ def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name
     assert figure.bbox.y0 <= min(box.y0 for box in boxes) and max(box.x1 for box in boxes) <= figure.bbox.x1
 
 
-def test_losses_are_relative_to_their_start(ledger):
-    texts = [text.get_text() for text in texts_of(plots.losses(ledger))]
-    (size,) = [text for text in texts if text.startswith("size: ")]
-    assert 90 < int(size.split()[1].rstrip("%")) < 110
-    (kind,) = [text for text in texts if text.startswith("kind: ")]
-    assert float(kind.split()[1].rstrip("%")) < 10
-
-
 @pytest.mark.thorough
 def test_command_draws_what_a_run_has(ledger, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), "--output", str(tmp_path)])
@@ -174,9 +166,3 @@ def test_a_history_is_drawn_by_epoch_without_smoothing():
 def test_what_is_no_run(run, error, message):
     with pytest.raises(error, match=message):
         plots.losses(run)
-
-
-@pytest.mark.parametrize(("picture", "what"), [("norms", "norms"), ("shares", "shares")])
-def test_a_run_without_telemetry(picture, what):
-    with pytest.raises(ValueError, match=f"`run` must have {what}. Received: a run without. Train with"):
-        getattr(plots, picture)(history({"a_loss": [1.0] * 4}))

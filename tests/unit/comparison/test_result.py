@@ -121,12 +121,6 @@ def test_a_variant_is_not_chosen_for_being_noisy():
     assert better.choose(["plain sum", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # cheaper, and within noise
 
 
-def test_nothing_is_favoured_without_other_data_to_choose_on(found):
-    assert "favour" not in "\n".join(found.findings)  # these lines have no metrics on the validation data
-    with pytest.raises(ValueError, match="finite metrics of all heads on the validation data"):
-        found.choose()
-
-
 def test_tables_show_means_deviations_and_costs(found):
     text = str(found)
     assert "0.805 ± 0.013" in text and "kind_accuracy ↑" in text and "size_mae ↓" in text
@@ -174,13 +168,6 @@ def test_runs_that_did_not_stay_finite_are_shown(found):
     broken = Comparison(given)
     assert np.isnan(broken.values("plain sum", "kind")[2]) and "(1 failed)" in str(broken)
     assert broken.difference("plain sum", "kind").seeds == 3 and json.dumps(broken.to_dict(), allow_nan=False)
-
-
-def test_dict_is_json(found):
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain["differences"]["plain sum"]["size"]["verdict"] == "better"
-    assert plain["values"]["alone"]["kind"] == ALONE["kind"]
-    assert plain["delta_m"]["plain sum"]["mean"] == pytest.approx(found.delta_m("plain sum").mean)
 
 
 @pytest.mark.parametrize(
@@ -258,24 +245,3 @@ def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(
     hollow = [line for line in axis.lines if line.get_marker() == "D" and line.get_markerfacecolor() == "white"]
     assert len(hollow) == 1 and axis.get_legend() is None
     assert overlapping(metric) == ([], [])
-
-
-def test_front_of_three_heads_is_a_line_over_the_heads():
-    given = lines()
-    given[0] = settings(
-        heads=["kind", "size", "tag"],
-        metrics={"kind": ["kind_accuracy", "max"], "size": ["size_mae", "min"], "tag": ["tag_loss", "min"]},
-    )
-    for line in given:
-        if "run" in line and line["head"] in ("", "kind"):
-            line["metrics"]["test"]["tag_loss"] = 1.0 if line["variant"] != "EqualNorms" else 0.9
-    given += [run("alone", seed, {"tag_loss": 1.2}, head="tag") for seed in SEEDS]
-    found = Comparison(given)
-    metric = found.plot()
-    texts, axis = texts_of(metric)
-    assert {text.get_text() for text in texts} >= set(found.variants) and overlapping(metric) == ([], [])
-    assert [text.get_text() for text in axis.get_xticklabels()] == ["kind_accuracy", "size_mae", "tag_loss"]
-    changes = found.points()[3].changes  # EqualNorms
-    expected = np.mean((np.array(ALONE["size"]) - VARIANTS["EqualNorms"]["size"]) / ALONE["size"])
-    assert changes[1] == pytest.approx(expected) and changes[2] == pytest.approx(0.25)
-    assert any(np.allclose(line.get_ydata(), changes) for line in axis.lines if len(line.get_ydata()) == 3)

@@ -111,15 +111,6 @@ def test_a_loss_and_its_remedy_with_clipping():
     assert other.startswith("On average, clipping reduces ") and other.kind == "clipping"
 
 
-def test_nothing_is_suggested_that_would_replace_a_method():
-    trainer, data = planted.three_scales(0)
-    for options in ({"balancer": "UPGrad"}, {"weighting": "Uncertainty"}):
-        trainer.compile("sgd", **options)
-        report = trainer.diagnose(data)
-        assert report.suggestion == {}
-        assert f"{next(iter(options.values()))} is configured already" in report.findings[0]
-
-
 def linear(targets, **compiled):
     """Heads on one linear layer, each to predict something, and three batches."""
     generator = np.random.default_rng(0)

@@ -102,17 +102,6 @@ def test_dwa_follows_the_formula():
     np.testing.assert_allclose(counted.weigh(as_tensor(LOSSES), ALL)[0], method.weigh(as_tensor(LOSSES), ALL)[0], rtol=1e-5)
 
 
-def test_dwa_keeps_what_it_knows_of_an_absent_head():
-    method = built(weighting.DWA())
-    for losses in ([1.0, 1.0, 1.0], [0.5, 0.9, 1.0]):
-        method.observe(seen(as_tensor(losses)), tf.constant(True))
-        method.end_epoch()
-    method.observe(seen(as_tensor([0.25, 0.0, 1.0]), tf.constant([True, False, True])), tf.constant(True))
-    method.end_epoch()
-    expected = 3 * special.softmax(np.array([0.5, 0.9, 1.0]) / 2)
-    np.testing.assert_allclose(method.weigh(as_tensor(LOSSES), ALL)[0], expected, rtol=1e-5)
-
-
 def test_random_weights():
     method = weighting.RandomLossWeighting(seed=3)
     method(LOSSES, step=0)  # builds

@@ -122,34 +122,3 @@ def test_compute_gradients_gives_what_is_learned():
     assert all(float(gradient) != 0 for gradient, _ in learned)
     assert bool(trainer.apply_gradients(pairs))
     assert all(float(tf.convert_to_tensor(v)) != 0 for v in trainer.weighting.trainable_variables)
-
-
-def test_a_second_compile_leaves_nothing_of_the_first(tmp_path):
-    inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
-    targets = {"a": inputs[:, :1], "b": inputs[:, 1:2]}
-    trainer = MultiHeadTrainer(keras.layers.Dense(3))
-    for name in targets:
-        trainer.add_head(name, keras.layers.Dense(1), "mse")
-    counts = []
-    for _ in range(2):
-        trainer.compile("adam", weighting="Uncertainty", balancer="MoCo", balance_at="parameters")
-        trainer.fit(inputs, targets, verbose=0)
-        counts.append((len(trainer.weights), len(trainer.trainable_variables)))
-    assert counts[0] == counts[1]
-    trainer.save(str(tmp_path / "twice.keras"))
-    loaded = keras.models.load_model(str(tmp_path / "twice.keras"))
-    for mine, theirs in ((trainer.weighting, loaded.weighting), (trainer.balancer, loaded.balancer)):
-        for a, b in zip(tiny.values(mine.variables), tiny.values(theirs.variables), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def test_a_head_without_labels_is_not_evaluated():
-    inputs, targets = tiny.data(12, missing=False)
-    trainer = tiny.trainer("sgd", weighting="LogLoss")
-    trainer.fit(dataset([(inputs, targets)]), verbose=0)
-    without = {name: targets[name] for name in ("tag", "price")}
-    unlabelled = {**targets, "size": np.full(12, np.nan, "float32")}
-    expected, actual = (
-        trainer.evaluate(inputs, given, verbose=0, return_dict=True)["loss"] for given in (without, unlabelled)
-    )
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
