@@ -1,0 +1,52 @@
+"""Words that must not come back: the field has a plainer one. The list is short, and each has what to write instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.sources import ROOT
+
+INSTEAD = {
+    r"sat out": "was skipped",
+    r"see to it": "a verb",
+    r"for good\b(?! reason)": "permanently",
+    r"(?<!keyword )in words\b": "as text",
+    r"the luck of": "variance between seeds",
+    r"(?:has|have) (?:the folder|it) for itself": "locks",
+    r"of its own says": "the error includes",
+    r"begins? anew": "restarts",
+    r"(?<!\w)arms?\b(?=[ ,.'`\"])(?! of a)": "variant",
+    r"\bpace\b": "relative learning speed",
+    r"anew\b": "again",
+    r"the heads together": "the combined gradient",
+    r"two figures\b|figures? (?:of|on) (?:the|a) (?:test|validation|training)|the figures? (?:is|are) (?:\d|noise)": "metric, value",
+    r"labels that cannot be": "invalid labels",
+    r"what yields": "an iterable",
+    r"goes round in circles": "cycles",
+}
+"""Patterns, and what to write instead."""
+NOT_IN = ("benchmarks/research", "tests/project/test_words.py")
+FOLDERS = ("benchmarks", "docs", "examples", "models", "multihead", "tests")
+FILES = [
+    path
+    for path in sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))])
+    if path.suffix in {".md", ".py", ".ipynb"} and not path.relative_to(ROOT).as_posix().startswith(NOT_IN)
+]
+
+
+def words_of(text: str) -> list[str]:
+    """The words that must not come back in a text."""
+    return [found[0] for pattern in INSTEAD for found in re.finditer(pattern, text)]
+
+
+@pytest.mark.parametrize("pattern", INSTEAD)
+def test_words_do_not_come_back(pattern: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{text[: match.start()].count(chr(10)) + 1}": match[0]
+        for path, text in ((path, path.read_text(encoding="utf-8")) for path in FILES)
+        for match in re.finditer(pattern, text)
+    }
+    assert not found, f"write {INSTEAD[pattern]!r}: {found}"
