@@ -83,8 +83,8 @@ def test_heads_that_came_and_went_are_drawn(tmp_path):
 def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name):
     figure = getattr(plots, name)(ledger)
     texts = texts_of(figure)
-    words = " ".join(text.get_text() for text in texts)
-    assert all(head in words for head in (("price", "kind") if name == "layers" else HEADS))
+    shown = " ".join(text.get_text() for text in texts)
+    assert all(head in shown for head in (("price", "kind") if name == "layers" else HEADS))
     assert figure.axes[0].get_title(loc="left") and figure.axes[0].get_legend() is None
     boxes = [text.get_window_extent() for text in texts]
     assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []

@@ -62,7 +62,7 @@ def test_without_a_starved_head_it_is_the_plain_sum_bit_for_bit():
 
 
 @pytest.mark.parametrize("floor", [0.05, 0.2, 0.6, 1.0])
-def test_the_guarantee_and_the_law_of_the_pace(floor):
+def test_the_guarantee_and_the_relative_learning_speed(floor):
     for seed in range(6):
         rng = np.random.default_rng(seed)
         num_heads = int(rng.integers(2, 9))
@@ -76,11 +76,11 @@ def test_the_guarantee_and_the_law_of_the_pace(floor):
             assert relative.min() >= floor * relative.max() * (1 - 1e-6)
             np.testing.assert_allclose(np.linalg.norm(targets), np.linalg.norm(norms), rtol=1e-6)
             # A head's progress at a step of unit size, over its progress alone, is its row times the direction.
-            pace = np.diag(rows) * (coefficients @ rows) / norms / np.linalg.norm(coefficients @ rows)
-            np.testing.assert_allclose(pace, targets / np.linalg.norm(targets), rtol=1e-6)
-            assert np.isclose((pace**2).sum(), 1)
+            speed = np.diag(rows) * (coefficients @ rows) / norms / np.linalg.norm(coefficients @ rows)
+            np.testing.assert_allclose(speed, targets / np.linalg.norm(targets), rtol=1e-6)
+            assert np.isclose((speed**2).sum(), 1)
             if p is not preference:
-                assert (pace >= norms / np.linalg.norm(norms) / np.sqrt(1 + (num_heads - 1) * floor**2) * (1 - 1e-6)).all()
+                assert (speed >= norms / np.linalg.norm(norms) / np.sqrt(1 + (num_heads - 1) * floor**2) * (1 - 1e-6)).all()
 
 
 def test_an_idle_head_keeps_its_state_and_its_place_in_the_maximum():

@@ -235,9 +235,9 @@ def test_the_results_of_the_tutorial_are_what_its_recorded_lines_say():
     text = page.read_text(encoding="utf-8")
     for _, columns, rows in found.tables():
         assert len(rows) >= 6 and all(f"| {' | '.join(row)} |\n" in text for row in (columns, *rows))
-    words = " ".join(text.replace("\n> ", "\n").split())
+    said = " ".join(text.replace("\n> ", "\n").split())
     for beginning in ("Sharing the encoder", "The validation data favour"):
-        assert next(each for each in found.findings if each.startswith(beginning)) in words
+        assert next(each for each in found.findings if each.startswith(beginning)) in said
     program: dict[str, object] = {}
     exec(re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1), program)
     settings = found.lines[0]["settings"]
