@@ -51,10 +51,10 @@ def pytest_fixture_setup(fixturedef):
 
 @pytest.fixture(scope="session")
 def two_replicas():
-    """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
-    import tensorflow as tf  # noqa: PLC0415
+    """A strategy of two replicas, the same for all tests."""
+    from tests.helpers.prepared import two_devices  # noqa: PLC0415
 
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return two_devices()
 
 
 @pytest.fixture(scope="module", autouse=True)

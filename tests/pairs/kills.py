@@ -22,17 +22,17 @@ from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from multihead._runs import snapshot
+from tests.helpers import prepared  # noqa: F401 - TensorFlow as the tests want it
 from tests.helpers.forked import forked
 from tests.pairs.killed import CASES, arguments_of, callbacks_of, case, drawn, saver_of, state
 from tests.pairs.model import trainer_of
 from tests.pairs.oracles import scope
-from tests.pairs.worker import start
 
 WRITING = ("in the file", "before fsync", "before the renaming", "after the renaming")
 
@@ -112,9 +112,6 @@ def kill_while_writing(moment, after, fraction):
 def train(run, number, folder, result, kill):
     """Trains a row with its changes, in a process of its own; writes everything that it leaves, and the seconds from the first update on."""
     row, changed = run
-    start()
-    if row["mode"] == "graph":  # the first step begins sooner; XLA needs constants to be folded
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     kind, *how = kill or (None,)
     if kind == "begin":
         kill_after(*how)
