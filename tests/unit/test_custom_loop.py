@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import balancing
 from tests.helpers import tiny
 
 
@@ -83,40 +82,6 @@ def test_the_losses_are_those_that_a_step_of_fit_logs():
         np.testing.assert_allclose(float(loss), logs[f"{name}_loss"], rtol=1e-6)
     of_one = built.compute_gradients(tiny.only(batch, "tag")).losses
     assert np.isfinite(of_one["tag"]) and np.isnan(of_one["price"]) and np.isnan(of_one["size"])
-
-
-class Remembering(balancing.Balancer):
-    """A class of a user's own, with a state, and one without a line that AutoGraph could read."""
-
-    def create_state(self, num_heads):
-        self.seen = self.add_state("seen", (num_heads,))
-
-    def coefficients(self, gramian):
-        self.seen.assign(tf.cast(tf.linalg.diag_part(gramian), tf.float32))
-        return tf.ones_like(tf.convert_to_tensor(self.seen))
-
-
-class Silent(balancing.Balancer):
-    coefficients = eval("lambda self, gramian: tf.ones(tf.shape(gramian)[:1])")
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("balancer", [Remembering, Silent])
-def test_a_graph_gives_the_same_losses_and_autograph_has_nothing_to_say(balancer, caplog):
-    batch, found = tiny.data(6), []
-    for in_graph in (True, False):
-        built = tiny.trainer("sgd", balancer=balancer(), run_eagerly=not in_graph)
-
-        def step(inputs, targets, built=built):
-            pairs = built.compute_gradients((inputs, targets))
-            built.apply_gradients(pairs)
-            return pairs.loss, pairs.losses
-
-        step = tf.function(step) if in_graph else step
-        found.append([step(batch[0], {k: tf.constant(v) for k, v in batch[1].items()}) for _ in range(2)])
-    assert [record.getMessage() for record in caplog.records if "AutoGraph" in record.getMessage()] == []
-    for one, other in zip(*(tf.nest.flatten(each) for each in found)):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_a_list_that_left_its_graph_has_no_losses():

@@ -36,20 +36,6 @@ def test_classes_do_not_weigh_in_metrics():
     assert found["mae"] == pytest.approx(np.average(abs(y - p).mean(axis=1), weights=given), rel=1e-5)
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float64"])
-@pytest.mark.parametrize("named", ["accuracy", "acc"])
-def test_accuracy_on_one_column_in_training(dtype, named):
-    """On targets of shape `[batch]`, which fail in the metric itself on Keras 2."""
-    trainer = MultiHeadTrainer(keras.layers.Dense(3, activation="tanh"))
-    trainer.add_head("a", keras.layers.Dense(1, activation="sigmoid"), "binary_crossentropy", metrics=[named])
-    trainer.compile("sgd", run_eagerly=True)
-    x, y = RNG.normal(size=(ROWS, 5)).astype("float32"), RNG.integers(0, 2, ROWS).astype(dtype)
-    logged = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
-    predictions = trainer.predict(x, verbose=0)["a"][:, 0]
-    assert logged[f"a_{named}"] == pytest.approx(np.mean((predictions > 0.5) == y))
-
-
 @pytest.mark.parametrize(
     "options, rule",
     {

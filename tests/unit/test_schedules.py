@@ -102,14 +102,6 @@ def test_errors(case):
         action()
 
 
-def test_a_built_schedule_can_be_bound_again():
-    schedule = schedules.WhileConflicting()
-    for _ in range(2):
-        schedule.bind(["a", "b"])
-        schedule.build((2,))
-    assert schedule.active(tf.constant(0, tf.int64)).numpy().tolist() == [True, True]
-
-
 class Watching(schedules.Schedule):
     """All heads, and everything that an update shows."""
 

@@ -125,17 +125,3 @@ def test_heads_that_read_no_common_tensor_have_no_cosine_at_the_representation()
 def test_losses_alone_on_request():
     logs = logs_of_one_update(trainer(telemetry=None))
     assert set(logs) == {"loss", "price_loss", "size_loss", "price_weight", "size_weight", "skipped_updates"}
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("policy", ["float64", "float16"])
-def test_statistics_are_float32_whatever_the_policy(policy):
-    keras.mixed_precision.set_global_policy(policy)
-    made = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
-    made.add_head("price", keras.layers.Dense(1), "mse", metrics=["mae"])
-    made.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
-    history = made.fit(X, {"price": TARGETS["price"]}, verbose=0).history
-    assert np.isfinite(history["price_norm"]).all() and np.isfinite(history["price_mae"]).all()
-    ours = [metric for metric in made.metrics if not metric.name.endswith("mae")]
-    dtypes = {tf.as_dtype(str(getattr(variable.dtype, "name", variable.dtype))) for m in ours for variable in m.variables}
-    assert dtypes == {tf.float32}
