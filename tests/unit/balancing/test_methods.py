@@ -473,6 +473,10 @@ def test_moco_follows_the_paper():
         weights = reference.project_onto_simplex(weights - step * slope)
         close(update_of(balancer, batch), weights @ running, 1e-4)
     np.testing.assert_allclose(np.asarray(balancer.weights_of_heads), weights, atol=1e-5)
+    rows[0] = 0.0  # the others share what they had; that of an idle head stays
+    update_of(balancer, rows)
+    after = np.asarray(balancer.weights_of_heads)
+    np.testing.assert_allclose([after[0], after.sum()], [weights[0], 1.0], atol=1e-5)
 
 
 def test_excess_mtl_follows_the_paper():
