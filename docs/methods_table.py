@@ -1,4 +1,4 @@
-"""Generates the tables of methods in `docs/methods.md` from the docstrings and attributes of the methods.
+"""Generates the tables of methods in `docs/choosing.md` from the docstrings and attributes of the methods.
 
 `python docs/methods_table.py` rewrites them; a test checks that they are up to date.
 """
@@ -41,15 +41,8 @@ def paper(method: type) -> str:
     return f"{authors.removeprefix('the scale-invariant baseline of ')}, {years[0]}"
 
 
-def options(method: Any) -> str:
-    """The arguments with their defaults."""
-    parameters = inspect.signature(method).parameters.values()
-    known = [each for each in parameters if each.name != "name" and each.default is not each.empty]
-    return ", ".join(f"`{each.name}={each.default!r}`" for each in known) or "none"
-
-
 def balancer_row(method: Any) -> list[str]:
-    """Name, what it fixes, what it needs, extra cost, size of the update, options, paper."""
+    """Name, what it fixes, what it needs, extra cost, paper."""
     uses = method().uses
     needs = [*uses] if "gradients" in uses else ["inner products", *uses]
     names = {"step": "the step"}
@@ -62,14 +55,12 @@ def balancer_row(method: Any) -> list[str]:
         said(method, "What it fixes:", r"[.;:] |, (?!increasingly)|,? and, ", with_asides=False),
         ", ".join(names.get(need, need) for need in needs),
         cost,
-        said(method, "Size of the update:", r"[.;] "),
-        options(method),
         paper(method),
     ]
 
 
 def weighting_row(method: Any) -> list[str]:
-    """Name, what it fixes, its state, extra cost, options, paper."""
+    """Name, what it fixes, its state, extra cost, paper."""
     weighting = method()
     weighting([1.0, 1.0])
     kinds = {True: "learned", False: "tracked across updates" if weighting.variables else "none"}
@@ -79,7 +70,6 @@ def weighting_row(method: Any) -> list[str]:
         said(method, "What it fixes:", r"[.;:] "),
         kinds[bool(weighting.trainable_variables)],
         cost,
-        options(method),
         paper(method),
     ]
 
@@ -96,11 +86,11 @@ def tables() -> str:
     from multihead._method import methods
 
     balancers = table(
-        ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "options and defaults", "paper"],
+        ["`balancing.`", "fixes", "needs", "extra cost", "paper"],
         [balancer_row(method) for method in methods(balancing.Balancer).values()],
     )
     weightings = table(
-        ["`weighting.`", "fixes", "state", "extra cost", "options and defaults", "paper"],
+        ["`weighting.`", "fixes", "state", "extra cost", "paper"],
         [weighting_row(method) for method in methods(weighting.Weighting).values()],
     )
     return f"\n{balancers}\n{weightings}\n"
@@ -108,7 +98,7 @@ def tables() -> str:
 
 def main() -> None:
     """Writes the tables into the page."""
-    page = ROOT / "docs" / "methods.md"
+    page = ROOT / "docs" / "choosing.md"
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     page.write_text(before + BEGIN + tables() + END + rest.partition(END)[2], encoding="utf-8")

@@ -53,9 +53,9 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
             f"--ray-workers requires --strategy multi-worker. Received: --strategy {options.strategy}. Add it, or omit "
             "--ray-workers."
         )
-    pattern = options.train is not None and len(options.train) == 1 and "*" in options.train[0]
+    pattern = options.train is not None and "*" in options.train
     if options.shard == "file" and not pattern:
-        received = "none" if options.train is None else " ".join(options.train)
+        received = "none" if options.train is None else options.train
         parser.error(
             "--shard file requires --train with a pattern for several tables, in quotes. "
             f"Received: {received}. Write, for example, --train 'orders-*.csv', or omit --shard."

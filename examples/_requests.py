@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from examples._command_line import InputError
+from examples._rows import QUOTES, SEPARATORS, Dialect, opened, read_table
 from examples._spans import iob
-from examples.seq2seq_price.rows import QUOTES, SEPARATORS, Dialect, opened, read_table
 
 FORMATS = ("csv", "conll")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import keras
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import users
 from multihead._ground.keras import Untracked, add_state
+from multihead._ground.types import Config, Shape, Variable
 from multihead._ground.validation import did_you_mean, plain, quoted
 
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
@@ -58,13 +59,14 @@ class Method(keras.layers.Layer):
     uses: tuple[str, ...] = ()
     scale_invariant: bool = False
     _may_use: tuple[str, ...] = ()
+    _argument: str | None = None  # of a method whose state is for its heads by name, what `compile` calls it
 
     def __init__(self, *, name: str | None, trainable: bool) -> None:
         super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
         self.head_names: tuple[str, ...] | None = None
-        self._built_for: Untracked[Any] = Untracked(None)
+        self._built_for: Untracked[Shape] = Untracked(None)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         for name in _CALLED_IN_GRAPHS:
             method = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
@@ -78,8 +80,14 @@ class Method(keras.layers.Layer):
             head_names: One name per head, in order.
 
         Raises:
-            ValueError: An option names an unknown head, or `uses` contains an unknown name.
+            ValueError: An option names an unknown head, `uses` contains an unknown name, or a weighting or a schedule has
+                state for other heads.
         """
+        if self._argument and self.variables and self.head_names != tuple(head_names):
+            raise ValueError(
+                f"`{self._argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
+                f"{quoted(head_names)}. Create a new one."
+            )
         unknown = set(self.uses) - set(self._may_use)
         if unknown:
             raise ValueError(
@@ -88,7 +96,7 @@ class Method(keras.layers.Layer):
             )
         self.head_names = tuple(head_names)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Creates the state, once. A second call does nothing.
 
         Args:
@@ -107,7 +115,7 @@ class Method(keras.layers.Layer):
             num_heads: How many heads there are; their names are in `head_names`.
         """
 
-    def add_state(self, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32") -> Any:
+    def add_state(self, name: str, shape: Sequence[int], initializer: object = "zeros", dtype: str = "float32") -> Variable:
         """Creates a variable of the method; to be called in `create_state`.
 
         It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
@@ -125,10 +133,11 @@ class Method(keras.layers.Layer):
         """
         return add_state(self, name, shape, initializer, dtype)
 
-    def used(self, **known: Any) -> dict[str, Any]:
-        """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
+    def used(self, **known: Any) -> Config:
+        """The keyword arguments that the method uses, as tensors; a value given as a function is computed only if used."""
         found = {name: known[name] for name in self.uses if known.get(name) is not None}
-        return {name: value() if callable(value) else value for name, value in found.items()}
+        computed = {name: value() if callable(value) else value for name, value in found.items()}
+        return {name: tf.cast(value, tf.int64 if name == "step" else tf.float32) for name, value in computed.items()}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         """Called once after each update, on every replica with the same arguments. By default it does nothing.
@@ -140,9 +149,9 @@ class Method(keras.layers.Layer):
             applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
 
-    def copy(self) -> Any:
+    def copy(self: Kind) -> Kind:
         """An unbuilt copy with the same configuration and head names."""
-        fresh = type(self).from_config(self.get_config())
+        fresh: Kind = type(self).from_config(self.get_config())
         if self.head_names is not None:
             fresh.bind(self.head_names)
         return fresh
@@ -156,31 +165,24 @@ class Method(keras.layers.Layer):
         for variable, first in zip(self.variables, fresh.variables):
             variable.assign(tf.convert_to_tensor(first))
 
-    def _check_heads_of_state(self, argument: str, head_names: Sequence[str]) -> None:
-        if self.variables and self.head_names != tuple(head_names):
-            raise ValueError(
-                f"`{argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
-                f"{quoted(head_names)}. Create a new one."
-            )
-
     def get_build_config(self) -> None:
         """None, so that Keras does not treat a copy as built."""
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
+    def build_from_config(self, config: Config) -> None:
         """Does nothing: the trainer or the first direct call, which know the heads, build the method."""
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments: the name, and those that are attributes of the same name."""
         return {"name": self.name, **self._options()}
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> Config:
         arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "name"]
         # What every layer has, such as `weights`, is no argument of this class.
         own = [name for name in arguments if hasattr(self, name) and not hasattr(keras.layers.Layer, name)]
         return {name: _as_plain(getattr(self, name)) for name in own}
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: object) -> object:
     """Without the classes in which Keras wraps the lists and dicts of a layer."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -195,21 +197,15 @@ def methods(base: type[Kind]) -> dict[str, type[Kind]]:
     return {cls.__name__: cls for cls in sorted(offered, key=lambda cls: cls.__name__.lower())}
 
 
-def find(argument: str, identifier: Any, base: type[Kind]) -> Kind | None:
-    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned.
-
-    Raises:
-        ValueError: There is no method with that name.
-        TypeError: `identifier` is neither an instance of `base` nor a name nor None.
-    """
+def find(argument: str, identifier: object, base: type[Kind]) -> Kind | None:
+    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned."""
     if identifier is None or isinstance(identifier, base):
         return identifier
     classes = methods(base)
     if isinstance(identifier, str):
-        by_plain_name: dict[str, Any] = {plain(name): each for name, each in classes.items()}
+        by_plain_name: dict[str, type[Kind]] = {plain(name): each for name, each in classes.items()}
         if plain(identifier) in by_plain_name:
-            create: Callable[[], Kind] = by_plain_name[plain(identifier)]
-            return create()
+            return by_plain_name[plain(identifier)]()  # type: ignore[call-arg]
         hint = did_you_mean([identifier], classes, "Pass one of these, or an instance.")
         raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
     raise TypeError(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.keras import tensor_variable
 from multihead._ground.replicas import all_reduce_sum
 from multihead._ground.tensors import deduplicate, scaled
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Shape, Tensor, Variable
 from multihead._ground.validation import check_choice, stop_unless
 
 __all__ = ["GradientAccumulator"]
@@ -45,7 +43,7 @@ class GradientAccumulator(tf.Module):
         >>> accumulator.reset()
     """
 
-    def __init__(self, variables: Sequence[Any], *, momentum: float | None = None) -> None:
+    def __init__(self, variables: Sequence[Variable], *, momentum: float | None = None) -> None:
         super().__init__(name="gradient_accumulator")
         if not variables:
             raise ValueError(
@@ -57,12 +55,12 @@ class GradientAccumulator(tf.Module):
                 f"Received: momentum={momentum!r}. Pass None for the plain mean."
             )
         self._momentum = momentum
-        self._sums = [self._state(variable.shape, _sum_dtype(variable)) for variable in variables]
+        self._sums = [self._state(each.shape, tf.float64 if each.dtype == "float64" else tf.float32) for each in variables]
         self._count = self._state((), tf.float32)
         self._given = self._state((len(self._sums),), tf.float32)
 
     @staticmethod
-    def _state(shape: Any, dtype: tf.DType) -> tf.Variable:
+    def _state(shape: Shape, dtype: tf.DType) -> tf.Variable:
         return tf.Variable(
             tf.zeros(shape, dtype),
             trainable=False,
@@ -75,7 +73,7 @@ class GradientAccumulator(tf.Module):
         """The sum of the counts since the last reset, a float32 scalar; over all replicas if read outside of them."""
         return tf.convert_to_tensor(self._count)
 
-    def add(self, gradients: Sequence[Gradient], count: Any = 1.0, *, reduction: str = "mean") -> None:
+    def add(self, gradients: Sequence[Gradient], count: Tensor = 1.0, *, reduction: str = "mean") -> None:
         """Adds one call's gradients.
 
         Args:
@@ -93,11 +91,8 @@ class GradientAccumulator(tf.Module):
             )
         check_choice("reduction", reduction, ("mean", "sum"))
         count = tf.cast(count, tf.float32)
-        checks = stop_unless(
-            (count >= 0) & tf.math.is_finite(count),
-            lambda: ["`count` must be a finite number of at least 0. Received: ", count, ". Pass the number of elements."],
-        )
-        with tf.control_dependencies(checks):
+        parts = ["`count` must be a finite number of at least 0. Received: ", count, ". Pass the number of elements."]
+        with tf.control_dependencies(stop_unless((count >= 0) & tf.math.is_finite(count), lambda: parts)):
             count = tf.identity(count)
         if self._momentum is not None:
             for state in (*self._sums, self._count):
@@ -124,7 +119,7 @@ class GradientAccumulator(tf.Module):
             One dense gradient per variable. In eager mode, None for a variable without gradients; in a graph, zeros
             instead. Zeros if the counts are 0.
         """
-        sums: list[Any] = [tf.convert_to_tensor(total) for total in self._sums]
+        sums: list[tf.Tensor] = [tf.convert_to_tensor(total) for total in self._sums]
         count, given = tf.convert_to_tensor(self._count), tf.convert_to_tensor(self._given)
         count, given = all_reduce_sum(count), all_reduce_sum(given)
         sums = sums if part else all_reduce_sum(sums)
@@ -137,7 +132,3 @@ class GradientAccumulator(tf.Module):
         """Sets all sums and counts to zero."""
         for state in (*self._sums, self._count, self._given):
             state.assign(tf.zeros(state.shape, state.dtype))
-
-
-def _sum_dtype(variable: Any) -> tf.DType:
-    return tf.float64 if tensor_variable(variable).dtype == tf.float64 else tf.float32

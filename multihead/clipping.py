@@ -8,13 +8,13 @@ summed first, because limiting each of them does not limit their sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.calls import call_users
 from multihead._ground.tensors import deduplicate, global_norm, map_values, norm, size, with_none
+from multihead._ground.types import Gradient
 from multihead._ground.validation import check_positive
 
 __all__ = ["Clipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
@@ -33,7 +33,7 @@ class Clipping:
     def __init__(self, limit: float) -> None:
         self.limit = check_positive("limit", limit)
 
-    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+    def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Clips gradients.
 
         Args:
@@ -46,7 +46,7 @@ class Clipping:
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
         return with_none(call_users(self._clip, present) if present else [], like=gradients)
 
-    def _clip(self, gradients: list[Any]) -> list[Any]:
+    def _clip(self, gradients: list[Gradient]) -> list[Gradient]:
         raise NotImplementedError
 
     def get_config(self) -> dict[str, float]:
@@ -71,7 +71,7 @@ def keeps_finite(clipping: Clipping | None) -> bool:
     return clipping is not None and known and 1e-30 <= clipping.limit <= 1e30
 
 
-def _scaled_down(gradient: Any, magnitude: tf.Tensor, limit: float) -> Any:
+def _scaled_down(gradient: Gradient, magnitude: tf.Tensor, limit: float) -> Gradient:
     """Multiplies a gradient by `limit / magnitude` if this is below 1."""
     factor = limit / tf.maximum(magnitude, limit)
     return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
@@ -86,7 +86,7 @@ class ByValue(Clipping):
         [1.0, -0.5]
     """
 
-    def _clip(self, gradients: list[Any]) -> list[Any]:
+    def _clip(self, gradients: list[Gradient]) -> list[Gradient]:
         return [map_values(lambda v: tf.clip_by_value(v, -self.limit, self.limit), g) for g in gradients]
 
 
@@ -99,7 +99,7 @@ class ByNorm(Clipping):
         [0.6000000238418579, 0.800000011920929]
     """
 
-    def _clip(self, gradients: list[Any]) -> list[Any]:
+    def _clip(self, gradients: list[Gradient]) -> list[Gradient]:
         return [_scaled_down(gradient, norm(gradient), self.limit) for gradient in gradients]
 
 
@@ -116,7 +116,7 @@ class ByAverageNorm(Clipping):
         [1.2000000476837158, 1.600000023841858]
     """
 
-    def _clip(self, gradients: list[Any]) -> list[Any]:
+    def _clip(self, gradients: list[Gradient]) -> list[Gradient]:
         return [_scaled_down(gradient, norm(gradient) / size(gradient), self.limit) for gradient in gradients]
 
 
@@ -133,6 +133,6 @@ class ByGlobalNorm(Clipping):
         [0.800000011920929]
     """
 
-    def _clip(self, gradients: list[Any]) -> list[Any]:
+    def _clip(self, gradients: list[Gradient]) -> list[Gradient]:
         total = global_norm(gradients)
         return [_scaled_down(gradient, total, self.limit) for gradient in gradients]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
+from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
 
 __all__ = ["mix_datasets"]
@@ -124,7 +124,7 @@ def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dat
     """The dataset of one head, with placeholders for the targets of the others."""
 
     @as_is
-    def complete(inputs: Any, target: Any, sample_weight: Any = None) -> Any:
+    def complete(inputs: Nested, target: Tensor, sample_weight: Tensor = None) -> Nested:
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
         targets, weights = {}, {}
         for other, dataset in datasets.items():

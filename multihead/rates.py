@@ -31,27 +31,31 @@ import tensorflow as tf
 from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
-from multihead._ground.validation import as_python, check_between, check_found, check_pattern, is_number
+from multihead._ground.types import Config, Layer, Tensor, Variable
+from multihead._ground.validation import as_python, check_between, check_found, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
-Factor = float | Callable[[tf.Tensor], Any]
+Factor = float | Callable[[tf.Tensor], Tensor]
 """The factor of one variable: a number, or a function of the step."""
+
+Rate = Any
+"""The factors of a part: one factor, an `AbstractRate` or `Stages`."""
 
 
 class AbstractRate(ABC):
     """Factors that differ by variable."""
 
     @abstractmethod
-    def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
+    def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
         """One factor for each of some variables of a module, which is the encoder or a head's."""
 
     @abstractmethod
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> AbstractRate:
+    def from_config(cls, config: Config) -> AbstractRate:
         """Creates an instance from the result of `get_config`."""
         return cls(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
 
@@ -87,7 +91,7 @@ class LayerwiseDecay(AbstractRate):
         self.decay = check_between("decay", decay, 0, 1, with_low=False)
         self.top = check_factor("top", top)
 
-    def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
+    def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
         layers = [layer for layer in blocks(module) if layer.trainable_variables]
         depths: dict[int, int] = {}
         for depth, layer in enumerate(layers):
@@ -96,7 +100,7 @@ class LayerwiseDecay(AbstractRate):
         below_top = [len(layers) - 1 - depths.get(id(tensor_variable(variable)), 0) for variable in variables]
         return [_times(self.top, self.decay ** max(number, 0)) for number in below_top]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"decay": self.decay, "top": keras.saving.serialize_keras_object(self.top)}
 
 
@@ -125,7 +129,13 @@ class ByPath(AbstractRate):
         if isinstance(factors, Mapping):
             for pattern, factor in factors.items():
                 check_factor(f"factors[{pattern!r}]", factor)
-                check_pattern("factors", pattern)
+                try:
+                    re.compile(pattern)
+                except (re.error, TypeError) as error:
+                    raise ValueError(
+                        f"`factors` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for "
+                        "example, 'embedding'."
+                    ) from error
             factors = dict(factors)
         elif not callable(factors):
             raise TypeError(
@@ -134,20 +144,16 @@ class ByPath(AbstractRate):
             )
         self._factors = factors
 
-    def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
+    def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
         paths = variable_paths(module)
         own = [paths.get(id(tensor_variable(each)), variable_name(each)) for each in variables]
-        if not callable(self._factors):
-            check_found("factors", self._factors, list(dict.fromkeys([*own, *paths.values()])))
-        return [self._factor(path) for path in own]
-
-    def _factor(self, path: str) -> Factor:
         if callable(self._factors):
-            return check_factor(f"factors({path!r})", self._factors(path))
-        found = [factor for pattern, factor in self._factors.items() if re.search(pattern, path)]
-        return check_factor("factors", found[0]) if found else 1.0
+            return [check_factor(f"factors({path!r})", self._factors(path)) for path in own]
+        check_found("factors", self._factors, list(dict.fromkeys([*own, *paths.values()])))
+        found = [[factor for pattern, factor in self._factors.items() if re.search(pattern, path)] for path in own]
+        return [check_factor("factors", each[0]) if each else 1.0 for each in found]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"factors": keras.saving.serialize_keras_object(self._factors)}
 
 
@@ -174,7 +180,7 @@ class Stages:
         (0.0, 0.1)
     """
 
-    def __init__(self, stages: Mapping[int, Any]) -> None:
+    def __init__(self, stages: Mapping[int, object]) -> None:
         if not isinstance(stages, Mapping):
             raise TypeError(
                 "`stages` must be a dict from steps to factors. "
@@ -191,33 +197,28 @@ class Stages:
         factors = zip(steps, stages.values())
         self.stages = {step: check_rate(f"stages[{step}]", each, with_stages=False) for step, each in factors}
 
-    def at(self, step: int) -> Any:
+    def at(self, step: int) -> Rate:
         """The factors at a step."""
         return self.stages[max(start for start in self.stages if start <= step)]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {"stages": {str(step): keras.saving.serialize_keras_object(each) for step, each in self.stages.items()}}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Stages:
+    def from_config(cls, config: Config) -> Stages:
         """Creates an instance from the result of `get_config`."""
         return cls({step: keras.saving.deserialize_keras_object(each) for step, each in config["stages"].items()})
 
 
-def check_rate(argument: str, rate: Any, *, with_stages: bool = True) -> Any:
+def check_rate(argument: str, rate: object, *, with_stages: bool = True) -> Rate:
     """Returns the factors of a part; raises as `check_factor` if they have none of the forms of this module's docstring."""
     forms = (Stages, AbstractRate) if with_stages else AbstractRate
     return rate if isinstance(rate, forms) else check_factor(argument, rate)
 
 
-def check_factor(argument: str, factor: Any) -> Factor:
-    """Returns a factor if it is a finite number of at least 0, or a function.
-
-    Raises:
-        ValueError: `factor` is a number that is negative or not finite.
-        TypeError: `factor` is something else.
-    """
+def check_factor(argument: str, factor: object) -> Factor:
+    """Returns a factor if it is a finite number of at least 0, or a function."""
     if callable(factor) and not isinstance(factor, type):
         return factor
     factor = as_python(factor)
@@ -230,7 +231,7 @@ def check_factor(argument: str, factor: Any) -> Factor:
     )
 
 
-def factor_at(factor: Factor, step: tf.Tensor) -> Any:
+def factor_at(factor: Factor, step: tf.Tensor) -> Tensor:
     """A factor at a step: a Python number if it is one, otherwise a float32 scalar."""
     if not callable(factor):
         return factor
@@ -263,19 +264,12 @@ def _times(factor: Factor, number: float) -> Factor:
 
 
 class Rates(NamedTuple):
-    """The factors in one period of training, in which the same variables are frozen.
+    """The factors in one period of training, in which the same variables are frozen."""
 
-    Attributes:
-        start: The step at which the period begins.
-        steps: The factor of the applied step of each variable of the network.
-        decays: The factor of the optimizer's weight decay of each variable.
-        positions: The positions of the encoder's variables, and of each head's own, among these.
-    """
-
-    start: int
-    steps: tuple[Factor, ...]
-    decays: tuple[Factor, ...]
-    positions: tuple[tuple[int, ...], ...]
+    start: int  # the step at which the period begins
+    steps: tuple[Factor, ...]  # the factor of the applied step of each variable of the network
+    decays: tuple[Factor, ...]  # the factor of the optimizer's weight decay of each variable
+    positions: tuple[tuple[int, ...], ...]  # the positions of the encoder's variables, and of each head's own, among these
 
     @property
     def frozen(self) -> frozenset[int]:
@@ -298,7 +292,7 @@ class Rates(NamedTuple):
         return tf.stack([tf.cast(factor_at(value, step), tf.float32) for value in values])
 
 
-def periods_of(network: Any, encoder_rate: Any, encoder_decay: Any) -> tuple[Rates, ...]:
+def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[Rates, ...]:
     """The factors of all variables, from those of the encoder and of the heads, in the order of the periods.
 
     The encoder's factors are those of all its variables, whichever head's module also contains them. A variable that only
@@ -323,11 +317,11 @@ def periods_of(network: Any, encoder_rate: Any, encoder_decay: Any) -> tuple[Rat
     return tuple(periods)
 
 
-def _of_variables(network: Any, rates: Sequence[Any], step: int) -> tuple[Factor, ...]:
+def _of_variables(network: Any, rates: Sequence[Rate], step: int) -> tuple[Factor, ...]:
     """The factor of each variable in the period of a step, from the rates of the encoder and of the heads."""
     variables = network.variables
 
-    def found(rate: Any, module: Any, of_module: Sequence[Any]) -> list[Factor]:
+    def found(rate: Rate, module: Layer, of_module: Sequence[Variable]) -> list[Factor]:
         rate = rate.at(step) if isinstance(rate, Stages) else rate
         return rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module)
 
@@ -342,7 +336,7 @@ def _of_variables(network: Any, rates: Sequence[Any], step: int) -> tuple[Factor
     return (*of_encoder, *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
 
 
-def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Any]:
+def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
     """Factors at a step: numbers, and scalars for those that are functions of it, each of which is called once."""
     known = {factor: factor_at(factor, step) for factor in factors if callable(factor)}
     return [known[factor] if callable(factor) else factor for factor in factors]

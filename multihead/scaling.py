@@ -23,10 +23,14 @@ import tensorflow as tf
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
 from multihead._ground.keras import add_state
 from multihead._ground.tensors import where
+from multihead._ground.types import Config, Layer, Variable
 from multihead._ground.validation import as_python, check_choice, is_number
 from multihead.losses._known import aligned, aligned_shape, with_columns, with_inner
 
 __all__ = ["Log", "Standardize", "get"]
+
+Numbers = Any
+"""One number, or one for each column; None: learned."""
 
 
 class Scaling(ABC):
@@ -35,9 +39,25 @@ class Scaling(ABC):
     above: float | None = None  # the number that labels must be above
     valid: float = 0.0  # a label that can be changed
 
-    def __init__(self, mean: Any, deviation: Any, by_column: bool) -> None:
-        self.mean, self.deviation = _check_given(mean, deviation)
+    def __init__(self, mean: Numbers, deviation: Numbers, by_column: bool) -> None:
         self.by_column = bool(by_column)
+        self.mean = self.deviation = None
+        if mean is None and deviation is None:
+            return
+        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
+        is_valid = are_numbers and all(np.isfinite(each).all() for each in found)
+        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
+            raise ValueError(
+                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
+                f"targets. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
+            )
+        numbers = [np.asarray(each, "float64") for each in found]
+        if not (numbers[1] > 0).all():
+            raise ValueError(
+                f"`deviation` must be above 0. Received: deviation={deviation!r}. Pass 1.0 to leave the scale as it is."
+            )
+        self.mean, self.deviation = (each.tolist() for each in np.broadcast_arrays(*numbers))
 
     @property
     def learns(self) -> bool:
@@ -45,7 +65,7 @@ class Scaling(ABC):
         return self.mean is None
 
     @property
-    def start(self) -> tuple[Any, Any]:
+    def start(self) -> tuple[Numbers, Numbers]:
         """The mean and the deviation before they are learned."""
         return (0.0, 1.0) if self.learns else (self.mean, self.deviation)
 
@@ -57,12 +77,12 @@ class Scaling(ABC):
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
         """The inverse of `change`, for floating tensors of any dtype."""
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Scaling:
+    def from_config(cls, config: Config) -> Scaling:
         """Creates an instance from the result of `get_config`."""
         return cls(**config)
 
@@ -93,7 +113,7 @@ class Standardize(Scaling):
         Standardize(mean=250000.0, deviation=90000.0)
     """
 
-    def __init__(self, mean: Any = None, deviation: Any = None, *, by_column: bool = True) -> None:
+    def __init__(self, mean: Numbers = None, deviation: Numbers = None, *, by_column: bool = True) -> None:
         super().__init__(mean, deviation, by_column)
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
@@ -128,7 +148,9 @@ class Log(Scaling):
         [0.0, 2.3026]
     """
 
-    def __init__(self, shift: float = 0.0, *, mean: Any = None, deviation: Any = None, by_column: bool = True) -> None:
+    def __init__(
+        self, shift: float = 0.0, *, mean: Numbers = None, deviation: Numbers = None, by_column: bool = True
+    ) -> None:
         if not is_number(as_python(shift)):
             raise ValueError(
                 f"`shift` must be a finite number. Received: shift={shift!r}. Pass, for example, 1.0 for counts."
@@ -143,7 +165,7 @@ class Log(Scaling):
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
         return tf.exp(changed) - tf.constant(self.shift, changed.dtype)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"shift": self.shift, **super().get_config()}
 
 
@@ -151,7 +173,7 @@ class Log(Scaling):
 class ByLayer(Scaling):
     """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Layer) -> None:
         super().__init__(0.0, 1.0, True)
         self.layer = layer
 
@@ -162,18 +184,18 @@ class ByLayer(Scaling):
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
         return tf.cast(self.layer.inverse(tf.cast(changed, self.layer.compute_dtype or changed.dtype)), changed.dtype)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"layer": keras.saving.serialize_keras_object(self.layer)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ByLayer:
+    def from_config(cls, config: Config) -> ByLayer:
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 
 
-_NAMES = {"standardize": Standardize, "log": Log}
+_NAMES: dict[str, type[Standardize | Log]] = {"standardize": Standardize, "log": Log}
 
 
-def get(scaling: Any) -> Scaling | None:
+def get(scaling: object) -> Scaling | None:
     """Returns the scaling for what `add_head(target_scaling=)` takes; None for None.
 
     Args:
@@ -188,7 +210,15 @@ def get(scaling: Any) -> Scaling | None:
     if isinstance(scaling, str):
         return _NAMES[check_choice("target_scaling", scaling, list(_NAMES))]()
     if isinstance(scaling, keras.layers.Normalization) and not scaling.invert:
-        return _of_normalization(scaling)
+        mean, variance = scaling.input_mean, scaling.input_variance
+        if mean is None and scaling.built:
+            found = (np.asarray(tf.convert_to_tensor(each)) for each in (scaling.adapt_mean, scaling.adapt_variance))
+            mean, variance = found
+            if not mean.any() and (variance == 1).all():  # as they are before `adapt`
+                mean = None
+        if mean is None:
+            return Standardize(by_column=scaling.axis != ())
+        return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
     if isinstance(scaling, keras.layers.Rescaling) and np.all(np.asarray(scaling.scale) > 0):
         scale = np.asarray(scaling.scale, "float64")
         return Standardize(-np.asarray(scaling.offset, "float64") / scale, 1 / scale)
@@ -201,48 +231,16 @@ def get(scaling: Any) -> Scaling | None:
     )
 
 
-def _of_normalization(layer: Any) -> Standardize:
-    """What Keras's layer computes with its mean and variance; one that learns if it has none yet."""
-    mean, variance = layer.input_mean, layer.input_variance
-    if mean is None and layer.built:
-        mean, variance = (np.asarray(tf.convert_to_tensor(each)) for each in (layer.adapt_mean, layer.adapt_variance))
-        if not mean.any() and (variance == 1).all():  # as they are before `adapt`
-            mean = None
-    if mean is None:
-        return Standardize(by_column=layer.axis != ())
-    return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
-
-
-def _check_given(mean: Any, deviation: Any) -> tuple[Any, Any]:
-    """A given mean and deviation, as numbers or lists of numbers."""
-    if mean is None and deviation is None:
-        return None, None
-    found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
-    is_valid = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size and np.isfinite(each).all() for each in found)
-    if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
-        raise ValueError(
-            "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the targets. "
-            f"Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
-        )
-    numbers = [np.asarray(each, "float64") for each in found]
-    if not (numbers[1] > 0).all():
-        raise ValueError(
-            f"`deviation` must be above 0. Received: deviation={deviation!r}. Pass 1.0 to leave the scale as it is."
-        )
-    mean, deviation = (each.tolist() for each in np.broadcast_arrays(*numbers))
-    return mean, deviation
-
-
 class TargetScaling(keras.layers.Layer):
     """The scaling of a head's targets; mean and deviation are float64 variables, given or learned once `known` is 1."""
 
     def __init__(self, head: str, scaling: Scaling) -> None:
         super().__init__(name="target_scaling", dtype="float32", trainable=False)
         self.head, self.scaling = head, scaling
-        self.layer: Any = scaling.layer if isinstance(scaling, ByLayer) else None  # saved with this layer
-        self.mean: Any = None
-        self.deviation: Any = None
-        self.known: Any = None
+        self.layer: Layer = scaling.layer if isinstance(scaling, ByLayer) else None  # saved with this layer
+        self.mean: Variable = None
+        self.deviation: Variable = None
+        self.known: Variable = None
 
     @property
     def is_known(self) -> bool:
@@ -306,11 +304,7 @@ class TargetScaling(keras.layers.Layer):
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
         """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count.
 
-        Args:
-            targets: Targets without missing values, `[batch, ...]`.
-            weights: The weights of the loss's elements, 0 where there is no label.
-            predictions: The spec of the predictions.
-            over: What one value of the loss reads; see `multihead.losses._known`.
+        `over` is what one value of the loss reads; see `multihead.losses._known`.
         """
         changed, counts = self.changed(targets, weights, predictions, over)
         mean, deviation = self._numbers(tf.float64)
@@ -344,6 +338,6 @@ class TargetScaling(keras.layers.Layer):
         mean, deviation = self._numbers(dtype)
         return with_keras_mask(self.scaling.undo(tf.cast(predictions, dtype) * deviation + mean), mask)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """Not used: the trainer creates this layer with the head."""
         return {}

@@ -8,7 +8,7 @@ forward and backward pass are not computed, and it does not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import keras
 import numpy as np
@@ -17,6 +17,7 @@ import tensorflow as tf
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.random import uniform
 from multihead._ground.tensors import where
+from multihead._ground.types import Config
 from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
 from multihead._method import Method, Observation
 
@@ -42,23 +43,12 @@ class Schedule(Method):
 
     always_all: bool = False
     _may_use = ("gramian", "losses", "losses_after")
+    _argument = "schedule"
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
         # Keras warns of a trainer with unbuilt layers; most schedules have no state to build.
         self.built = type(self).create_state is Method.create_state
-
-    def bind(self, head_names: Sequence[str]) -> None:
-        """Tells the schedule the heads' names in their order, so that options may be given by name.
-
-        Args:
-            head_names: One name per head.
-
-        Raises:
-            ValueError: An option names a head that is not there, or there is a state for other heads.
-        """
-        self._check_heads_of_state("schedule", head_names)
-        super().bind(head_names)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
         """Returns which heads train.
@@ -78,7 +68,7 @@ class Schedule(Method):
         """The number of heads, after `bind` has been called."""
         return len(self.head_names or ())
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return self._options()
 
@@ -193,12 +183,7 @@ class WhileConflicting(Schedule):
     uses = ("gramian",)
 
     def __init__(
-        self,
-        threshold: float = 0.0,
-        *,
-        momentum: float = 0.9,
-        probe_every: int = 10,
-        turns: Mapping[str, int] | None = None,
+        self, threshold: float = 0.0, *, momentum: float = 0.9, probe_every: int = 10, turns: Mapping[str, int] | None = None
     ) -> None:
         super().__init__()
         if not is_number(threshold) or not -1 <= threshold <= 1:
@@ -250,12 +235,12 @@ class WhileConflicting(Schedule):
         mean.assign(where(seen, blended, mean))
         observations.assign_add(tf.cast(seen, tf.int64))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         turns = None if self._turns is None else dict(self._turns.turns)
         return {**super().get_config(), "turns": turns}
 
 
-def _checked_turns(turns: Any, check: Callable[[str, Any], Number]) -> dict[str, Number]:
+def _checked_turns(turns: object, check: Callable[[str, object], Number]) -> dict[str, Number]:
     """Turns by head name; raises `ValueError` if they are no mapping, or one fails the check."""
     if not isinstance(turns, Mapping) or not turns:
         raise ValueError(

@@ -92,6 +92,10 @@ EXPERIMENTS = {
         tickets.SETS, (PLAIN, "topics 10", "topics 100", "NormFloor", "NormFloor 1", "EqualNorms"), pages.details, seeds=5,
         optimizers=(runner.CONSTANT,),
     ),
+    "replies": Experiment(
+        "The first command of the example with three seeds: exact replies and price ranges, the picture of the README.",
+        {"replies": text.replies}, (), pages.details, seeds=3,
+    ),
     "requests": Experiment(
         "Requests to an assistant: the intent and the slots, each alone and together, with all slots or half of them.",
         requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.requests, seeds=3,
@@ -105,6 +109,9 @@ def train(name: str, options: argparse.Namespace) -> None:
     experiment, every = EXPERIMENTS[name], 10 if options.quick else 1
     options.runs.mkdir(parents=True, exist_ok=True)
     for of_set in options.sets:
+        if name == "replies":
+            keep(options.results, text.replies(of_set, options))
+            continue
         found = experiment.sets[of_set](options.data, every=every)
         for optimizer in options.optimizers:
             line = runner.run(of_set, found, optimizer, options)

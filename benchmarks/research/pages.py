@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.research import tables
 from benchmarks.research.problems import GROUPS
-from benchmarks.research.record import EQUAL_COST, LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, comparison, read
+from benchmarks.research.record import ALONE, EQUAL_COST, LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, comparison, read
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "results"
-PAGES = (ROOT / "benchmarks" / "research" / "results.md", ROOT / "benchmarks" / "research" / "pace.md")
+PAGES = tuple(ROOT / "benchmarks" / "research" / name for name in ("README.md", "results.md", "pace.md"))
 SHORT = ROOT / "docs" / "results.md"
 REQUESTS = ROOT / "docs" / "tutorials" / "intents.md"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
@@ -129,8 +129,8 @@ def with_tables(made: Mapping[str, str]) -> dict[Path, str]:
 
 def pictures() -> dict[str, Any]:
     """The pictures of the recorded lines."""
-    names = "equal_cost", "molecules", "multimnist"
-    of_cost, of_molecules, of_digits = (read(RESULTS / f"{name}.jsonl") for name in names)
+    sets = "equal_cost", "molecules", "multimnist"
+    of_cost, of_molecules, of_digits = (read(RESULTS / f"{name}.jsonl") for name in sets)
     panels: dict[str, Any] = {}
     for line in of_cost:
         shown = {**{name: f"{name}{EQUAL_COST}" for name in (PLAIN, RULE, EQUAL)}, "chosen": tables.chosen(line, [RULE])}
@@ -156,7 +156,12 @@ def pictures() -> dict[str, Any]:
     def narrow(line: Line) -> list[str]:
         return [each for each in line["values"] if LARGE not in each and RATES not in each]
 
+    (of_example,) = read(RESULTS / "replies.jsonl")
+    bars = {ALONE: "each head alone"}
+    names = {PLAIN: "plain sum", "price 0.3": "price weight 0.3, by hand", EQUAL: "balanced gradients"}
+    bars |= {f"{variant}{EQUAL_COST}": name for variant, name in names.items()}
     return {
+        "replies.png": tables.bars(of_example, bars, ("exact replies", "right price ranges")),
         "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent", logarithmic=True),
         "molecules.png": tables.draw(assays, "area under the ROC curve, against alone"),
         "requests.png": tables.draw(sharing, "at equal cost, against alone, percent"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.research import digits, molecules
 from benchmarks.research.runner import DATA, DataSet, halves
-from examples.seq2seq_price.rows import read_table
+from examples._rows import read_table
 from multihead import MultiHeadTrainer
 
 NUMBER, CLASSES, RARE, PIXELS = "number", "classes", "rare", "pixels"

@@ -208,11 +208,13 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
     """
     from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 
-    most = max(map(len, panels.values()))
+    heights = [len(rows) + 2 for rows in panels.values()]
     every_row = [of_row for rows in panels.values() for of_row in rows.values()]
     variants = list(dict.fromkeys(variant for of_row in every_row for variant in of_row))
-    picture, axes = new_figure("differences", 1, len(panels), (5.0 * len(panels), 2.0 + 0.3 * most))
-    for axis, (name, rows) in zip(axes[0], panels.items()):
+    # One below the other, so that a phone shows them as large as a screen does.
+    picture, axes = new_figure("differences", len(panels), 1, (6.5, 0.3 * sum(heights) + 0.5 * len(panels)))
+    axes[0][0].get_gridspec().set_height_ratios(heights)
+    for (axis,), (name, rows) in zip(axes, panels.items()):
         for place, of_row in enumerate(reversed(rows.values())):
             for variant, each in of_row.items():
                 number = variants.index(variant)
@@ -221,7 +223,7 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
                 axis.plot([each.mean], [height], "o", color=colour(number), ms=4)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")
         axis.set_ylim(-0.6, len(rows) - 0.4)
-        axis.set_yticks(range(len(rows)), [row[:30] for row in reversed(rows)], fontsize=7 if most > 12 else 9)
+        axis.set_yticks(range(len(rows)), [row[:30] for row in reversed(rows)], fontsize=9)
         axis.set_xlabel(label, color=GREY)
         if logarithmic:
             axis.set_xscale("symlog", linthresh=10)
@@ -232,7 +234,34 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
         title(axis, name, "right of 0: sharing pays")
     for number, variant in enumerate(variants):
         at = {"xytext": (8, -14 * number), "textcoords": "offset points", "va": "top", "fontsize": 9}
-        axes[0][-1].annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
+        axes[0][0].annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
+    return picture
+
+
+def bars(line: Line, shown: Mapping[str, str], titles: Sequence[str]) -> Any:
+    """Draws metrics that are fractions as bars, with their range over seeds: a panel for each head, a bar for each variant.
+
+    Args:
+        line: The line.
+        shown: By variant, what its bar is called.
+        titles: The titles of the panels.
+    """
+    from multihead._display.drawing import GREY, colour, new_figure
+
+    found: Any = comparison(line, list(shown))
+    picture, axes = new_figure("bars", 1, len(titles), (4.6 * len(titles), 0.8 + 0.45 * len(shown)))
+    for axis, head, name in zip(axes[0], found.heads, titles):
+        for place, variant in enumerate(shown):
+            values = 100 * found.values(variant, head)
+            highest = variant == list(shown)[-1]
+            axis.barh(place, values.mean(), color=colour(0) if highest else GREY, alpha=1.0 if highest else 0.45, height=0.7)
+            axis.plot([values.min(), values.max()], [place, place], color="black", lw=1.2)
+            axis.annotate(f"{values.mean():.0f} %", (values.max(), place), (6, 0), textcoords="offset points", va="center")
+        axis.set_yticks(range(len(shown)), shown.values() if axis is axes[0][0] else [""] * len(shown))
+        axis.set(xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5), xticks=[])
+        axis.set_title(name, loc="left", fontsize=12, fontweight="bold")
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+        axis.tick_params(length=0)
     return picture
 
 

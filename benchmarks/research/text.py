@@ -1,17 +1,21 @@
-"""Two data sets of sentences: the orders of the convergence study, and five slots of sentences about restaurants."""
+"""Data sets of sentences: orders, for the study and for the example's own model, and five slots about restaurants."""
 
 from __future__ import annotations
 
 import functools
+from argparse import Namespace
 from pathlib import Path
 
+import keras
 import numpy as np
 
+from benchmarks.research.record import ALONE, EQUAL_COST, PLAIN, Line
 from benchmarks.research.runner import DataSet, Part, halves
+from examples._rows import read_table
 from examples.convergence_study.network import Network
-from examples.seq2seq_price import batches, run
-from examples.seq2seq_price.columns import NO_LABEL
-from examples.seq2seq_price.rows import read_table
+from examples.seq2seq_price import batches, command, comparison
+from examples.seq2seq_price.data import workshop_data
+from examples.seq2seq_price.model import NO_LABEL, PADDING_ID, WAYS, Way
 from multihead import MultiHeadTrainer, losses
 from multihead.models import PriceClassifier, Seq2SeqEncoder
 
@@ -21,7 +25,7 @@ LONGEST = 24
 
 def study(folder: Path, every: int = 1) -> DataSet:
     """The network and the orders of the convergence study: the reply from the final state of a GRU, and the price."""
-    found = run.workshop_data(6000 // every, 3000 // every, seed=0)
+    found = workshop_data(6000 // every, 3000 // every, seed=0)
 
     @functools.cache
     def network(units: int) -> Network:
@@ -36,16 +40,59 @@ def study(folder: Path, every: int = 1) -> DataSet:
 
     def part(examples: batches.Examples) -> Part:
         ids, reply = (ids.to_tensor().numpy() for ids in network(64).vectorizers(examples.texts, examples.targets))
-        short = ((ids != batches.PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != batches.PADDING_ID).sum(axis=1) <= LONGEST)
+        short = ((ids != PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != PADDING_ID).sum(axis=1) <= LONGEST)
         labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
         return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
 
-    held_out = part(found.splits["dev"])
-    data = {"train": part(found.splits["train"]), **halves(held_out)}
+    data = {"train": part(found.splits["train"]), **halves(part(found.splits["dev"]))}
     adam = (6e-3, 12e-3, 24e-3, 48e-3)
     rates = {"Adam": adam, "AdamW": adam, "SGD": (0.5, 1.0, 2.0, 4.0)}
     metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
     return DataSet(make, 64, data, metrics, 400, 64, rates, clip=1.0)
+
+
+JOINT = {"plain sum": PLAIN, "by hand": "price 0.3", "balanced": "NormFloor 1"}
+"""The variants of the joint models by what the example calls them."""
+
+
+def replies(name: str, options: Namespace) -> Line:
+    """Runs the first command of `examples.seq2seq_price` with several seeds, and a price weight of 0.3 beside it.
+
+    Args:
+        name: The name of the data set.
+        options: The flags of the command.
+    """
+    quick = ["--orders", "120", "--epochs", "1", "--units", "4"] if options.quick else []
+    chosen = (*WAYS, Way("by hand", ("reply", "price")))
+    values: dict[str, dict[str, list[float]]] = {
+        variant: {} for variant in (ALONE, *(f"{each}{EQUAL_COST}" for each in JOINT.values()))
+    }
+    updates = {}
+    for seed in range(options.seeds):
+        given = command.parse([*quick, "--seed", str(seed)])
+        found, _ = comparison.train_all(
+            given, workshop_data(given.orders, given.orders // 6, seed), chosen, {"by hand": 0.3}
+        )
+        for each in found.values():
+            variant = f"{JOINT[each.way.name]}{EQUAL_COST}" if each.way.name in JOINT else ALONE
+            updates[variant] = each.updates
+            for head, score in each.scores.items():
+                values[variant].setdefault(head, []).append(round(score, 5))
+        print(f"seed {seed}: {values}", flush=True)
+    return {
+        "set": name,
+        "optimizer": options.optimizers[0],
+        "seeds": list(range(options.seeds)),
+        "directions": {"reply": "max", "price": "max"},
+        "metrics": {"reply": "reply_exact", "price": "price_accuracy"},
+        "updates": updates,
+        "rates": dict.fromkeys(values, given.learning_rate),
+        "costs": {},
+        "few_labels": {},
+        "values": values,
+        "validation": {},
+        "keras": f"Keras {keras.__version__[0]}, {keras.__version__}",
+    }
 
 
 WORDS = 40

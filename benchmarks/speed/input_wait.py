@@ -24,7 +24,7 @@ import tensorflow as tf
 from benchmarks.speed._shared import finished, markdown, parsed, parser_of, versions
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import training_batches
-from examples.seq2seq_price.model import compile_trainer
+from examples.seq2seq_price.data import load_data
 from multihead import MultiHeadTrainer
 
 QUICK = ["--orders", "200", "--units", "8", "--embedding", "4", "--batch-size", "32"]
@@ -52,11 +52,11 @@ def of_example(arguments: Sequence[str], rounds: int) -> dict[str, float]:
         rounds: The number of epochs.
     """
     options = command.parse(arguments)
-    data = run.load_data(options)
+    data = load_data(options)
     model = run.build_model(options, data)
     batches, steps = training_batches(data.splits["train"], model.vectorizers, options.batch_size, seed=options.seed)
     batches = model.with_own_targets(batches)
-    compile_trainer(options, model, steps)
+    run.compile_model(options, model, steps)
     model.trainer.fit(batches.take(1), verbose=0)
     step = tf.function(model.trainer.train_step, input_signature=[batches.element_spec])
     finished(step(next(iter(batches))))

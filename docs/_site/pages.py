@@ -6,9 +6,10 @@ A hook of MkDocs. It reads sources and never imports the package, so that a buil
 from __future__ import annotations
 
 import ast
+import configparser
 import os
 import re
-import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,10 @@ def is_method(module: str, name: str) -> bool:
 
 
 def rows_of_methods() -> dict[str, dict[str, str]]:
-    """The rows of the tables in `docs/methods.md`, by the name of the method."""
+    """The rows of the tables in `docs/choosing.md`, by the name of the method."""
     rows: dict[str, dict[str, str]] = {}
     head: list[str] = []
-    for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if line.startswith("| `balancing.`") or line.startswith("| `weighting.`"):
             head = cells
@@ -138,7 +139,7 @@ def page_of_module(module: str, title: str) -> str:
     methods = [name for name in names if is_method(module, name)]
     if methods:
         text += "\n## Methods\n\n" + "".join(f"- [{name}]({short}/{name}.md)\n" for name in methods)
-        text += "\nSide by side: [all methods](../methods.md). Which one: [choosing a method](../choosing.md).\n"
+        text += "\nWhich one: [choosing a method](../choosing.md).\n"
     for name in (name for name in names if name not in methods):
         is_trainer = name == "MultiHeadTrainer"
         text += "\n" + directive(f"{module}.{name}", *(["inherited_members: true"] if is_trainer else []))
@@ -171,13 +172,12 @@ def reference() -> tuple[dict[str, str], list[Any]]:
 
 
 def repository() -> str:
-    """The address of the repository: of GitHub's workflow, or of the remote `origin`; empty if there is none."""
+    """The address of the repository: of the workflow that runs, or of the package."""
     if name := os.environ.get("GITHUB_REPOSITORY"):
         return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
-    command = ["git", "-C", str(ROOT), "config", "--get", "remote.origin.url"]
-    address = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    address = re.sub(r"^git@([^:]+):", r"https://\1/", address).removesuffix(".git")
-    return address if address.startswith("https://") else ""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser.get("metadata", "url", fallback="")
 
 
 def with_links(text: str, source: str, target: str, address: str) -> str:
@@ -210,6 +210,17 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
     return "".join(a + b for a, b in zip(linked, [*parts[1::2], ""]))
 
 
+def with_tabs(text: str) -> str:
+    """Text whose pairs of programs, `Before:` and `After:`, are two tabs."""
+    pair = r"^Before:\n\n(```python\n.*?^```\n)\nAfter:\n\n(```python\n.*?^```\n)"
+
+    def tabs(match: re.Match[str]) -> str:
+        named = zip(("Before", "After"), match.groups())
+        return "\n".join(f'=== "{name}"\n\n{textwrap.indent(code, " " * 4)}' for name, code in named)
+
+    return re.sub(pair, tabs, text, flags=re.MULTILINE | re.DOTALL)
+
+
 # Hooks of MkDocs
 
 
@@ -235,12 +246,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links of pages in `docs/` to files elsewhere go to the repository."""
+    """Links of pages in `docs/` to files elsewhere go to the repository; programs before and after are tabs."""
     if page.file.generated_by is not None:
         return markdown
-    if page.file.src_uri == "methods.md":
+    if page.file.src_uri == "choosing.md":
         for module in METHODS:
             short = module.rpartition(".")[2]
             for name in public_names(module):
                 markdown = markdown.replace(f"| `{name}` |", f"| [{name}](reference/{short}/{name}.md) |")
-    return with_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
+    return with_links(with_tabs(markdown), f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
-from examples.seq2seq_price.rows import QUOTES, SEPARATORS
+from examples._rows import QUOTES, SEPARATORS
 
 PROGRAM = "examples.convergence_study"
 VARIANTS = (
@@ -59,8 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     orders = "generated orders to train on, plus a tenth as many for validation "
     orders += f"(default: {DEFAULTS['orders']}; quick: {QUICK['orders']})"
     data.add_argument("--orders", type=whole(1), metavar="N", help=orders)
-    data.add_argument("--train", metavar="FILE", nargs=1, help="CSV or TSV file to train on, plain or gzipped")
-    data.add_argument("--dev", metavar="FILE", nargs=1, help="validation file of the same format; required with --train")
+    data.add_argument("--train", metavar="FILE", help="CSV or TSV file to train on, plain or gzipped")
+    data.add_argument("--dev", metavar="FILE", help="validation file of the same format; required with --train")
     data.add_argument("--separator", choices=tuple(SEPARATORS), help="what separates the cells of a row (default: found)")
     data.add_argument("--quotes", choices=QUOTES, help="what quotes are: marks around cells, or text (default: found)")
     for name, default, what in (
@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if getattr(options, name) is None:
             setattr(options, name, value)
     # Options that the other example's data loader also reads.
-    options.test, options.swap_column, options.seed = None, [], 0
+    options.test, options.seed = None, 0
     options.label, options.number, options.tags = [options.label], [], None
     return options
 
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from examples.convergence_study import report, study
-    from examples.seq2seq_price.run import load_data
+    from examples.seq2seq_price.data import load_data
 
     console = Console()
 
@@ -170,5 +170,5 @@ def _run(options: argparse.Namespace) -> None:
 
 def _plain(options: argparse.Namespace) -> dict[str, Any]:
     """The options in a form that JSON can represent."""
-    kept = {name: value for name, value in vars(options).items() if name not in ("test", "swap_column", "seed")}
+    kept = {name: value for name, value in vars(options).items() if name not in ("test", "seed")}
     return {**kept, "output": str(options.output)}

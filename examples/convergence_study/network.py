@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.seq2seq_price import batches
-from examples.seq2seq_price.columns import NO_LABEL, class_figures
-from examples.seq2seq_price.report import reply_figures
-from examples.seq2seq_price.run import Data
+from examples.seq2seq_price import batches, report
+from examples.seq2seq_price.columns import accuracy
+from examples.seq2seq_price.data import Data
+from examples.seq2seq_price.model import END_ID, NO_LABEL, PADDING_ID, START_ID
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 EVALUATION_ROWS = 512
@@ -76,14 +76,8 @@ class Network:
 
     def __init__(self, data: Data, *, units: int, embedding: int) -> None:
         train = data.splits["train"]
-        vocabularies = (
-            batches.build_vocabulary(train.texts, batches.standardize_source, least=2),
-            batches.build_vocabulary(train.targets, batches.standardize_target, least=data.least_in_targets),
-        )
-        self.vectorizers = batches.Vectorizers(
-            batches.vectorizer(vocabularies[0], batches.standardize_source),
-            batches.vectorizer(vocabularies[1], batches.standardize_target),
-        )
+        vocabularies = batches.vocabularies(train)
+        self.vectorizers = batches.Vectorizers.of(*vocabularies)
         self._read = batches.TargetReader(vocabularies[1])
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
         self._units, self._embedding, self._ranges = units, embedding, len(data.ranges.names)
@@ -114,8 +108,8 @@ class Network:
             self._units,
             cell="gru",
             attention=None,
-            start_id=batches.START_ID,
-            end_id=batches.END_ID,
+            start_id=START_ID,
+            end_id=END_ID,
             maximum_length=self._longest,
         )
         encoder = FinalState(Seq2SeqEncoder(source, self._embedding, self._units, cell="gru"))
@@ -157,7 +151,7 @@ class Network:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """The sums and counts of both losses for a hidden state."""
         logits = self.reply(hidden, reply, training=training)
-        tokens = tf.cast(reply != batches.PADDING_ID, tf.float32)
+        tokens = tf.cast(reply != PADDING_ID, tf.float32)
         of_reply = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(tokens > 0, reply, 0), logits)
         labelled = tf.cast(price != NO_LABEL, tf.float32)
         chosen = tf.gather(self.price(hidden, training=training), tf.maximum(price, 0), axis=1, batch_dims=1)
@@ -191,14 +185,14 @@ class Network:
         figures = {
             "reply_loss": float(sums[0] / sums[1]),
             "price_loss": float(sums[2] / max(sums[3], 1)),
-            "price_accuracy": class_figures(np.concatenate(labels), np.concatenate(predicted)).get("price_accuracy", 0.0),
+            "price_accuracy": accuracy(np.concatenate(labels), np.concatenate(predicted)).get("price_accuracy", 0.0),
             "reply_norm": float(norms[0]),
             "price_norm": float(norms[1]),
             "cosine": float(cosine),
         }
         if exact:
             received = [reply for ids in self._sources for reply in self._read(self._generate(ids))]
-            figures["reply_exact"] = reply_figures(self._wanted, received)["reply_exact"]
+            figures["reply_exact"] = report.exact(self._wanted, received)
         return figures
 
     def _add_up(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -21,7 +21,7 @@ from examples.convergence_study.training import (
     updates_until,
 )
 from examples.convergence_study.variants import BOTH, GRID, REFERENCES, TUNED, Variant, all_variants, references
-from examples.seq2seq_price.run import Data
+from examples.seq2seq_price.data import Data
 from multihead.diagnosis import Diagnosis
 
 TUNING_SEED = 1000

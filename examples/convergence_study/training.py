@@ -15,7 +15,7 @@ from examples._command_line import InputError
 from examples.convergence_study.network import Network
 from examples.convergence_study.variants import CLIP, ByPart, Variant, make_optimizer
 from examples.seq2seq_price.batches import Examples, Vectorizers, buckets_by_length
-from examples.seq2seq_price.columns import NO_LABEL
+from examples.seq2seq_price.model import NO_LABEL
 from multihead import MultiHeadTrainer, clipping, losses
 
 EXACT_EVERY = 5

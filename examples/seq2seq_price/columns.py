@@ -13,11 +13,10 @@ import tensorflow as tf
 
 from examples._command_line import InputError
 from examples.seq2seq_price.batches import tokens_per_word
-from multihead import MultiHeadTrainer, losses
-from multihead.models import Classifier, PriceClassifier, Regressor, TokenTagger
+from examples.seq2seq_price.model import NO_LABEL, price_head
+from multihead import Head, losses
+from multihead.models import Classifier, Regressor, TokenTagger
 
-NO_LABEL = -1
-"""The label of a row whose class is missing and ignored."""
 MISSING = "(missing)"
 """The name of the class for rows without a label, if missing labels are a class."""
 
@@ -48,12 +47,8 @@ def head_names(columns: Sequence[str]) -> list[str]:
 class LabelColumn:
     """A column of classes, for a `Classifier`, or a `PriceClassifier` for the head `price`.
 
-    Attributes:
-        head: Name of the head.
-        column: Name of the column.
-        names: Names of the classes, in the order of their numbers.
-        edges: Inner bin edges in ascending order, for a numeric column; None for a column of texts.
-        missing_is_class: Whether an empty label is a class of its own, the last one; otherwise it is a missing label.
+    The `names` of the classes are in the order of their numbers. A numeric column has inner bin `edges` in ascending order.
+    `missing_is_class` makes an empty label a class of its own, the last one; otherwise it is a missing label.
     """
 
     kind: ClassVar[str] = "label"
@@ -67,15 +62,7 @@ class LabelColumn:
     def fit(
         cls, head: str, column: str, cells: Sequence[str], *, bands: int | None = None, missing_is_class: bool = False
     ) -> LabelColumn:
-        """Finds the classes in the training rows.
-
-        Args:
-            head: Name of the head.
-            column: Name of the column.
-            cells: The labels, `""` where missing.
-            bands: Number of bins for a numeric column, each with the same fraction of the training rows (fewer if values
-                repeat); None uses the texts as classes.
-            missing_is_class: Whether an empty label is a class of its own.
+        """Finds the classes in the training rows; `bands` bins a numeric column into equal fractions of the rows.
 
         Raises:
             InputError: No row has a label, there is only one class, or a label is not a number.
@@ -120,12 +107,12 @@ class LabelColumn:
             )
         return np.array([index[cell] for cell in cells], np.int32)
 
-    def add_to(self, trainer: MultiHeadTrainer, units: int, weight: float) -> None:
-        """Adds the head."""
-        classifier = PriceClassifier if self.head == "price" else Classifier
-        module = classifier(len(self.names), hidden_units=units, pool=True)
-        loss = "sparse_categorical_crossentropy"
-        trainer.add_head(self.head, module, loss, weight=weight, metrics=["accuracy"], ignore_label=NO_LABEL)
+    def make_head(self, units: int) -> Head:
+        """A classifier."""
+        if self.head == "price":
+            return price_head(len(self.names), units)
+        module = Classifier(len(self.names), hidden_units=units, pool=True)
+        return Head(module, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Probabilities, `[batch, classes]`."""
@@ -140,9 +127,9 @@ class LabelColumn:
             }
         }
 
-    def figures(self, targets: np.ndarray, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """Accuracy and macro F1."""
-        return class_figures(targets, np.argmax(answers, axis=1), self.head)
+    def metrics(self, targets: np.ndarray, answers: Sequence[np.ndarray]) -> dict[str, float]:
+        """The accuracy."""
+        return accuracy(targets, np.argmax(answers, axis=1), self.head)
 
     def describe(self, answer: np.ndarray, asked: str) -> str:
         """The prediction as text."""
@@ -154,14 +141,7 @@ class LabelColumn:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A column of numbers, for a `Regressor`, which is trained on them scaled to mean 0 and standard deviation 1.
-
-    Attributes:
-        head: Name of the head.
-        column: Name of the column.
-        mean: Mean of the training rows.
-        deviation: Standard deviation of the training rows.
-    """
+    """A column of numbers, for a `Regressor`, which is trained on them scaled to mean 0 and standard deviation 1."""
 
     kind: ClassVar[str] = "number"
     head: str
@@ -189,9 +169,9 @@ class NumberColumn:
         """Scaled numbers, float32 `[rows]`; NaN for none."""
         return ((_numbers(self.column, cells) - self.mean) / self.deviation).astype(np.float32)
 
-    def add_to(self, trainer: MultiHeadTrainer, units: int, weight: float) -> None:
-        """Adds the head."""
-        trainer.add_head(self.head, Regressor(hidden_units=units, pool=True), "mse", weight=weight)
+    def make_head(self, units: int) -> Head:
+        """A regressor."""
+        return Head(Regressor(hidden_units=units, pool=True), "mse")
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Numbers in the column's units, `[batch]`."""
@@ -201,9 +181,10 @@ class NumberColumn:
         """Arguments of `trainer.export`: the number in the column's units."""
         return {"postprocess": lambda predictions: {"number": self._in_units(predictions)}}
 
-    def figures(self, targets: np.ndarray, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """Mean absolute error in the column's units, and the coefficient of determination."""
-        return number_figures(targets * self.deviation + self.mean, np.asarray(answers), self.head)
+    def metrics(self, targets: np.ndarray, answers: Sequence[np.ndarray]) -> dict[str, float]:
+        """The mean absolute error in the column's units; none without a number."""
+        errors = np.abs(np.asarray(answers) - (targets * self.deviation + self.mean))[~np.isnan(targets)]
+        return {f"{self.head}_mae": float(np.mean(errors))} if errors.size else {}
 
     def describe(self, answer: np.ndarray, asked: str) -> str:
         """The prediction as text."""
@@ -220,12 +201,8 @@ class NumberColumn:
 class TagColumn:
     """A column with one tag per word of the source text, for a `TokenTagger`.
 
-    The first token of a word has its tag; its other tokens (punctuation is a separate token) have none.
-
-    Attributes:
-        head: Name of the head.
-        column: Name of the column.
-        names: The tags, numbered from 1.
+    The first token of a word has its tag; its other tokens (punctuation is a separate token) have none. Tags are numbered
+    from 1.
     """
 
     kind: ClassVar[str] = "tags"
@@ -276,10 +253,9 @@ class TagColumn:
             rows.append(row)
         return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(row) for row in rows])
 
-    def add_to(self, trainer: MultiHeadTrainer, units: int, weight: float) -> None:
-        """Adds the head."""
-        tagger, loss = TokenTagger(1 + len(self.names)), losses.SequenceCrossentropy()
-        trainer.add_head(self.head, tagger, loss, weight=weight, metrics=["accuracy"])
+    def make_head(self, units: int) -> Head:
+        """A tagger."""
+        return Head(TokenTagger(1 + len(self.names)), losses.SequenceCrossentropy(), metrics=["accuracy"])
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Numbers of the tokens' most probable tags, int32 `[batch, time]`; 0 at padding."""
@@ -295,11 +271,11 @@ class TagColumn:
             "postprocess": lambda numbers: {"tags": tf.gather(names, numbers)},
         }
 
-    def figures(self, targets: tf.RaggedTensor, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """Accuracy and macro F1 over the words that have a tag."""
+    def metrics(self, targets: tf.RaggedTensor, answers: Sequence[np.ndarray]) -> dict[str, float]:
+        """The accuracy over the words that have a tag."""
         lengths = targets.row_lengths().numpy()
         predicted = np.concatenate([answer[:length] for answer, length in zip(answers, lengths)])
-        return class_figures(targets.flat_values.numpy() - 1, predicted - 1, self.head)
+        return accuracy(targets.flat_values.numpy() - 1, predicted - 1, self.head)
 
     def describe(self, answer: np.ndarray, asked: str) -> str:
         """The words' tags."""
@@ -334,46 +310,10 @@ def band_names(edges: Sequence[float]) -> tuple[str, ...]:
     return (f"under {texts[0]}", *inner, f"{texts[-1]} and more")
 
 
-def class_figures(labels: np.ndarray, predicted: np.ndarray, head: str = "price") -> dict[str, float]:
-    """Accuracy and macro F1 over labelled rows; empty if no row has a label.
-
-    `price_macro_f1` is the mean of `2 tp / (labelled + predicted)` over the classes that occur among labels or
-    predictions.
-
-    Args:
-        labels: Class numbers `[rows]`, `NO_LABEL` where a label is missing.
-        predicted: Class numbers `[rows]`.
-        head: Prefix of the metrics' names.
-    """
+def accuracy(labels: np.ndarray, predicted: np.ndarray, head: str = "price") -> dict[str, float]:
+    """The accuracy over labelled rows by the metric's name; empty if no row has a label."""
     labelled = labels != NO_LABEL
-    if not labelled.any():
-        return {}
-    labels, predicted = labels[labelled], predicted[labelled]
-    scores = []
-    for number in np.union1d(labels, predicted):
-        wanted, received = labels == number, predicted == number
-        scores.append(2 * np.sum(wanted & received) / (np.sum(wanted) + np.sum(received)))
-    return {f"{head}_accuracy": float(np.mean(labels == predicted)), f"{head}_macro_f1": float(np.mean(scores))}
-
-
-def number_figures(targets: np.ndarray, predicted: np.ndarray, head: str) -> dict[str, float]:
-    """Mean absolute error and coefficient of determination over the rows with a number; empty if there are none.
-
-    `_r2` is `1 - sum (target - predicted)^2 / sum (target - mean)^2`, left out where all targets are equal.
-
-    Args:
-        targets: Numbers `[rows]`, NaN where there is none.
-        predicted: Numbers `[rows]`.
-        head: Prefix of the metrics' names.
-    """
-    known = ~np.isnan(targets)
-    if not known.any():
-        return {}
-    targets, errors = targets[known].astype(np.float64), (predicted - targets)[known].astype(np.float64)
-    figures = {f"{head}_mae": float(np.mean(np.abs(errors)))}
-    if np.ptp(targets):
-        figures[f"{head}_r2"] = float(1 - np.mean(errors**2) / np.var(targets))
-    return figures
+    return {f"{head}_accuracy": float(np.mean((labels == predicted)[labelled]))} if labelled.any() else {}
 
 
 def _numbers(column: str, cells: Sequence[str], *, bands: bool = False) -> np.ndarray:

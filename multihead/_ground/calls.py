@@ -7,15 +7,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3, options_of, wrapped_function
-from multihead._ground.types import Layer, Metric, Nested, Tensor
+from multihead._ground.types import Function, Layer, Metric, Nested, Shape, Tensor
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Marked = TypeVar("Marked", bound=Function)
 
 _LIBRARIES = {__name__.partition(".")[0], "keras", "tensorflow", "numpy"}
 
@@ -24,7 +24,7 @@ _MARKS = {**vars(tf.autograph.experimental.do_not_convert(lambda: None))}
 del _MARKS["__wrapped__"]
 
 
-def as_is(function: Function) -> Function:
+def as_is(function: Marked) -> Marked:
     """Marks a function: AutoGraph calls it as it is.
 
     Unlike under `tf.autograph.experimental.do_not_convert`, users' functions that it calls are converted.
@@ -53,7 +53,7 @@ def mark_functions(package: str) -> None:
                     setattr(each, mark, value)
 
 
-def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_users(function: Function, *args: object, **kwargs: object) -> Nested:
     """Calls a function that a user wrote, converted by AutoGraph if a graph is built and AutoGraph is not switched off.
 
     A function whose source cannot be read is called as it is, without a warning.
@@ -66,35 +66,35 @@ def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def users(function: Callable[..., Any]) -> Callable[..., Any]:
+def users(function: Function) -> Function:
     """A method that a user wrote, called by `call_users`; one of this package is returned as it is."""
     if _is_of_library(function):
         return function
 
     @as_is
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Nested:
         return call_users(function, *args, **kwargs)
 
     return called
 
 
-def graph_function(function: Callable[..., Any], **options: Any) -> Any:
+def graph_function(function: Function, **options: object) -> tf.types.experimental.PolymorphicFunction:
     """A `tf.function` of a function of this package, inside which users' functions are converted if they are outside."""
     around = tf.__internal__.autograph.control_status_ctx()
 
-    def inside(*args: Any, **kwargs: Any) -> Any:
+    def inside(*args: object, **kwargs: object) -> Nested:
         with around:
             return function(*args, **kwargs)
 
     return tf.function(inside, autograph=False, **options)
 
 
-def _is_of_library(function: Any) -> bool:
+def _is_of_library(function: object) -> bool:
     return str(getattr(function, "__module__", None)).partition(".")[0] in _LIBRARIES
 
 
-def _is_convertible(function: Any) -> bool:
+def _is_convertible(function: Function) -> bool:
     """Whether a function is a user's and AutoGraph can read it. Its result is kept by AutoGraph, for the call."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -136,7 +136,7 @@ def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
-def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
+def created_outside_of_graphs(forward: Callable[[], object]) -> None:
     """Makes modules create their variables as mirrored variables, by a call whose results are discarded.
 
     Under a strategy, Keras 3 cannot create variables while tracing a function; with a `StatelessScope`, it creates them
@@ -147,7 +147,7 @@ def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
             forward()
 
 
-def entries_for(module: Layer, representation: Nested) -> Any:
+def entries_for(module: Layer, representation: Nested) -> Nested:
     """The entries of a dict that a functional model has inputs for, in the structure of its inputs; all for other modules.
 
     Keras itself ignores the other entries, with a warning.
@@ -184,7 +184,7 @@ def with_masks_of_layers(model: keras.Model) -> keras.Model:
     return model
 
 
-def with_logits(change: Callable[[Any], Any], predictions: Tensor) -> Any:
+def with_logits(change: Callable[[tf.Tensor], tf.Tensor], predictions: Tensor) -> tf.Tensor:
     """Changes the shape or the dtype of predictions, and of the logits that Keras's activations attach to them.
 
     Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognized, too.
@@ -233,7 +233,7 @@ class InMode(keras.layers.Layer):
     around it casts them.
     """
 
-    def __init__(self, module: Callable[..., Any]) -> None:
+    def __init__(self, module: Layer) -> None:
         # Keras casts variables to the dtype of the layer that is called, unless that is an integer.
         super().__init__(autocast=False, dtype="int32", name=getattr(module, "name", None))
         self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
@@ -242,17 +242,17 @@ class InMode(keras.layers.Layer):
         self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
         self.supports_masking = True  # the module sees the mask of its inputs, and says itself if it does not support it
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape = None) -> None:
         self.built = True
 
-    def call(self, arguments: Any, training: bool | None = None) -> Any:
+    def call(self, arguments: Sequence[Nested], training: bool | None = None) -> Nested:
         return self._module[0](*arguments)
 
     def compute_mask(self, inputs: Nested, mask: Tensor = None) -> None:
         """No other mask than those of the module."""
 
 
-def call_module(module: Callable[..., Any], *args: Any, training: bool, step: Tensor = None) -> Any:
+def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = None) -> Nested:
     """Calls a Keras layer or model (or any callable) in training or inference mode.
 
     `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
@@ -282,13 +282,13 @@ def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
                 layer.call = call
 
 
-def _in_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
+def _in_inference_mode(call: Function) -> Function:
     signature = inspect.signature(call)
     if "training" not in signature.parameters:
         return call
 
     @functools.wraps(call)  # Keras looks at the signature
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Nested:
         bound = signature.bind(*args, **kwargs)
         bound.arguments["training"] = False
         return call_users(call, *bound.args, **bound.kwargs)

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import keras
 import tensorflow as tf
 
-from multihead._ground.types import Callback, Layer, Metric, Variable
+from multihead._ground.types import Callback, Config, Function, Layer, Logs, Loss, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import check_positive_whole
 
 Value = TypeVar("Value")
@@ -34,11 +34,11 @@ SEQUENCES_BEGIN_ANEW = not KERAS_3
 """Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length."""
 
 # The option of a variable that mixed precision leaves as it is.
-_NOT_CAST: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
+_NOT_CAST: dict[str, bool] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
 
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
 # and it is copied to the others.
-_ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
+_ONLY_FIRST_REPLICA: object = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 HEAD = "head_" if KERAS_3 else "of_head_"
 """The module of a head is an attribute of the trainer, this and the head's name, so Keras saves and loads it by that name.
@@ -66,7 +66,7 @@ def tensor_variable(variable: Variable) -> tf.Variable:
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Whether a value is a tensor of TensorFlow, or stands for one in a functional model."""
     return bool(tf.is_tensor(value)) or (KERAS_3 and isinstance(value, keras.KerasTensor))
 
@@ -77,8 +77,8 @@ def variable_name(variable: Variable) -> str:
 
 
 def add_state(
-    layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32"
-) -> Any:
+    layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: object = "zeros", dtype: str = "float32"
+) -> Variable:
     """Creates a named, saved, non-trainable variable that stays equal on every replica."""
     variable = layer.add_weight(
         name=name,
@@ -99,7 +99,7 @@ def first_replica_variable(value: tf.Tensor) -> tf.Variable:
     return tf.Variable(value, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
-def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
+def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Variable:
     """Creates a named, saved, trainable float32 scalar."""
     initializer = keras.initializers.Constant(initial)
     return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
@@ -108,25 +108,23 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
 class KerasHooks:
     """The hooks of `keras.Model` that the trainer overrides, under their names in Keras 2 and Keras 3."""
 
-    def _latest_logs(self, logs: Any) -> Any:
+    def _latest_logs(self, logs: Logs) -> Logs:
         """The logs at the end of an epoch, given the logs of the last batch."""
         return logs
 
-    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """Called by Keras 2 at the end of an epoch."""
+    def _validate_and_get_metrics_result(self, logs: Logs) -> Logs:
+        """Called by Keras 2 at the end of an epoch, and by Keras 3 under another name."""
         return self._latest_logs(logs)
 
-    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        """Called by Keras 3 at the end of an epoch."""
-        return self._latest_logs(logs)
+    _get_metrics_result_or_logs = _validate_and_get_metrics_result
 
-    def _flatten_metrics_in_order(self, logs: Mapping[str, Any]) -> Any:
+    def _flatten_metrics_in_order(self, logs: Mapping[str, Nested]) -> Nested:
         """Called by Keras 3 to turn logs into a list, in the order of `metrics_names` as on Keras 2."""
         first = [name for name in self.metrics_names if name in logs]  # type: ignore[attr-defined]
         found = [logs[name] for name in [*first, *sorted(logs.keys() - set(first))]]
         return found[0] if len(found) == 1 else found
 
-    def to_json(self, **kwargs: Any) -> str:
+    def to_json(self, **kwargs: object) -> str:
         """The configuration as JSON, on Keras 3."""
         if not KERAS_3:
             raise NotImplementedError(
@@ -135,10 +133,10 @@ class KerasHooks:
             )
         return str(super().to_json(**kwargs))  # type: ignore[misc]
 
-    def _check_sample_weight_warning(self, x: Any, sample_weight: Any) -> None:
+    def _check_sample_weight_warning(self, x: Nested, sample_weight: Nested) -> None:
         """Prevents Keras 2 from saying that metrics ignore sample weights; those of heads do not."""
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def _maybe_symbolic_build(self, iterator: object = None, data_batch: Nested = None) -> None:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
@@ -147,7 +145,7 @@ def overridden(kind: type, methods: Iterable[str], base: type) -> list[str]:
     return [name for name in methods if getattr(kind, name, None) is not getattr(base, name, None)]
 
 
-def callbacks_of(callbacks: Any) -> list[Any]:
+def callbacks_of(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         found: list[Callback] = callbacks.callbacks
@@ -164,7 +162,7 @@ def choose_direction(callback: Callback) -> None:
         callback._set_monitor_op()
 
 
-def forget_nan(callbacks: Iterable[Any]) -> None:
+def forget_nan(callbacks: Iterable[Callback]) -> None:
     """Lets no callback keep NaN as its best value: Keras 3 takes the first one for it, and nothing is better than NaN."""
     for callback in callbacks:
         best = getattr(callback, "best", None)
@@ -177,37 +175,37 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
     async_safe = True  # as Keras 3 treats its own
 
-    def __init__(self, shown: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(self, shown: Callable[[Logs], dict[str, Tensor]]) -> None:
         super().__init__(**({} if KERAS_3 else {"count_mode": "steps"}))
         self._shown = shown
         self._are_means: set[str] = set()
 
-    def _select(self, logs: Any) -> dict[str, Any]:
+    def _select(self, logs: Logs) -> dict[str, Tensor]:
         selected = self._shown(logs or {})
         if not KERAS_3:  # Keras 2 would average values that are averages over the steps already
             self._are_means.update(selected)
             self.stateful_metrics = self._are_means
         return selected
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras after each step."""
         super().on_train_batch_end(batch, self._select(logs))
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras after each batch of an evaluation."""
         super().on_test_batch_end(batch, self._select(logs))
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras after each epoch."""
         super().on_epoch_end(epoch, self._select(logs))
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         """Called by Keras after an evaluation."""
         super().on_test_end(self._select(logs))
 
 
 @contextmanager
-def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+def temporarily(attribute: str, values: Sequence[tuple[object, object]]) -> Iterator[None]:
     """A context in which an attribute of some objects has other values, pairs of object and value."""
     before = [(each, getattr(each, attribute)) for each, _ in values]
     try:
@@ -219,7 +217,7 @@ def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[N
             setattr(each, attribute, value)
 
 
-def validates_during_fit(arguments: Mapping[str, Any]) -> bool:
+def validates_during_fit(arguments: Mapping[str, object]) -> bool:
     """Whether `evaluate` is called with these arguments by `fit`, for its `validation_data`."""
     return bool(arguments.get("_use_cached_eval_dataset"))
 
@@ -239,7 +237,7 @@ def check_one_step(model: Layer, method: str) -> None:
         )
 
 
-def check_steps_at_once(steps: Any) -> Any:
+def check_steps_at_once(steps: object) -> int | str:
     """Returns a value of `steps_per_execution`, 1 for None; raises `ValueError` if this Keras does not take it."""
     if isinstance(steps, str) and steps == "auto":
         if not KERAS_3:
@@ -251,7 +249,7 @@ def check_steps_at_once(steps: Any) -> Any:
     return check_positive_whole("steps_per_execution", 1 if steps is None else steps)
 
 
-def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, strategy: tf.distribute.Strategy) -> None:
+def check_options_of_replicas(jit_compile: object, steps_per_execution: object, strategy: tf.distribute.Strategy) -> None:
     """Raises `ValueError` for an option of `compile` that TensorFlow cannot run in a graph on several replicas."""
     num_replicas = strategy.num_replicas_in_sync
     if jit_compile is True and all("CPU" in device for device in strategy.extended.worker_devices):
@@ -266,7 +264,7 @@ def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, strate
         )
 
 
-def spec_of_one_replica(spec: Any) -> Any:
+def spec_of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
     """The spec of one replica's values, from the spec of a distributed dataset's elements; other specs are unchanged."""
     of_replicas = getattr(spec, "_value_specs", None)
     return spec if of_replicas is None else of_replicas[0]
@@ -278,16 +276,17 @@ def load_as_arrays(metrics: Iterable[Metric]) -> None:
     Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas.
     """
 
-    def load(metric: Metric, store: Any) -> None:
+    def load(metric: Metric, store: Mapping[str, Tensor]) -> None:
         type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
 
     for metric in [] if KERAS_3 else metrics:
         metric.load_own_variables = types.MethodType(load, metric)
 
 
-def wrapped_function(metric: Metric) -> Any:
+def wrapped_function(metric: Metric) -> Function:
     """The function of a `MeanMetricWrapper`."""
-    return metric._fn
+    function: Function = metric._fn
+    return function
 
 
 def metric_direction(metric: Metric) -> str | None:
@@ -295,14 +294,14 @@ def metric_direction(metric: Metric) -> str | None:
     return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
 
 
-def options_of(loss_or_metric: Any) -> dict[str, Any]:
+def options_of(loss_or_metric: Loss | Metric) -> Config:
     """The options that a loss or metric passes to the function that it wraps; none if it wraps no function."""
     return dict(getattr(loss_or_metric, "_fn_kwargs", {}))
 
 
-def serialized(loss_or_metric: Any) -> Any:
+def serialized(loss_or_metric: Loss | Metric) -> Config:
     """The serialized form of a loss or metric, with options that Keras 3 omits, such as Huber's `delta`."""
-    saved = keras.saving.serialize_keras_object(loss_or_metric)
+    saved: Config = keras.saving.serialize_keras_object(loss_or_metric)
     accepted = inspect.signature(type(loss_or_metric).__init__).parameters
     for name, value in options_of(loss_or_metric).items():
         if name in accepted and name not in saved["config"]:
@@ -310,7 +309,7 @@ def serialized(loss_or_metric: Any) -> Any:
     return saved
 
 
-def classes_of_shared_layers(config: Any) -> dict[str, Any]:
+def classes_of_shared_layers(config: object) -> dict[str, type]:
     """Keras's classes, by name, of all layers that are marked as shared in a configuration; none on Keras 3.
 
     Inside a functional or sequential model, Keras 2 restores such a layer as the same object only if its class is passed to
@@ -321,8 +320,8 @@ def classes_of_shared_layers(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         name = str(config.get("class_name"))
         is_shared = "shared_object_id" in config and hasattr(keras.layers, name)
-        found: dict[str, Any] = {name: getattr(keras.layers, name)} if is_shared else {}
-        parts: Any = config.values()
+        found: dict[str, type] = {name: getattr(keras.layers, name)} if is_shared else {}
+        parts: Iterable[object] = config.values()
     else:
         found, parts = {}, config if isinstance(config, (list, tuple)) else ()
     for part in parts:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import written_resources
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
-from multihead._ground.types import Layer, Tensor, Variable
+from multihead._ground.types import Config, Layer, Node, Tensor, Variable
 
 
 def all_layers(module: Layer) -> list[keras.layers.Layer]:
@@ -80,7 +80,7 @@ def variable_paths(module: Layer) -> dict[int, str]:
     return found
 
 
-def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
+def renamed(layers: Sequence[tuple[str, Layer]]) -> AbstractContextManager[None]:
     """A context in which layers have other names, pairs of name and layer."""
     return temporarily("name" if KERAS_3 else "_name", [(layer, name) for name, layer in layers])
 
@@ -91,7 +91,7 @@ def unlock(layer: keras.layers.Layer) -> None:
         layer._tracker.unlock()
 
 
-def replace_layers(owner: keras.layers.Layer, **layers: Any) -> None:
+def replace_layers(owner: keras.layers.Layer, **layers: Layer) -> None:
     """Sets attributes of a layer to other layers or None; the previous layers are no longer part of it.
 
     Otherwise Keras 3 would still save the first layer that an attribute was set to.
@@ -123,7 +123,7 @@ def run_in_graphs(module: Layer) -> None:
             layer.normalize_weights = types.MethodType(converted, layer)
 
 
-def losses_of_call(module: Layer) -> list[tuple[str, Any]]:
+def losses_of_call(module: Layer) -> list[tuple[str, tf.Tensor]]:
     """The losses that the latest call of a module has added, each with the name of its layer."""
     if not isinstance(module, keras.layers.Layer):
         return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
@@ -131,7 +131,7 @@ def losses_of_call(module: Layer) -> list[tuple[str, Any]]:
     return [(name, loss) for name, losses in found for loss in losses if tf.is_tensor(loss)]
 
 
-def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], Any]]]:
+def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
     """The losses of a module that depend on its variables alone, by identity; each with the name of what adds it.
 
     These are the regularizers of weights and, on Keras 2, what was passed to `add_loss` as a function.
@@ -151,7 +151,7 @@ def use_seed_variables(module: Layer) -> bool:
     """
     changed = False
     for layer in all_layers(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []:
-        generator: Any = getattr(layer, "_random_generator", None)
+        generator: Layer = getattr(layer, "_random_generator", None)
         if not KERAS_3 and getattr(generator, "_rng_type", None) == "legacy_stateful":
             generator._rng_type, generator._built, changed = "stateful", False, True
             generator._maybe_init()
@@ -245,31 +245,31 @@ def is_functional(model: Layer) -> bool:
     return has_graph and all(getattr(type(model), name).__module__.startswith("keras.") for name in _OWN_CODE)
 
 
-def node_of(tensor: Tensor) -> Any:
+def node_of(tensor: Tensor) -> Node:
     """The call of a layer that returned a symbolic tensor."""
     history = tensor._keras_history
     layer = history.operation if KERAS_3 else history.layer
     return layer._inbound_nodes[history.node_index]
 
 
-def layer_of(node: Any) -> Any:
+def layer_of(node: Node) -> Layer:
     """The layer, or the operation, that was called."""
     return node.operation if KERAS_3 else node.layer
 
 
-def inputs_of(node: Any) -> list[Any]:
+def inputs_of(node: Node) -> list[Tensor]:
     """The symbolic tensors that a call takes, those of keyword arguments included; none for an input of the model."""
     return [] if node.is_input else list(node.input_tensors if KERAS_3 else node.keras_inputs)
 
 
-def outputs_of(node: Any) -> list[Any]:
+def outputs_of(node: Node) -> list[Tensor]:
     """The symbolic tensors that a call returns."""
     return list(node.output_tensors) if KERAS_3 else tf.nest.flatten(node.outputs)
 
 
-def nodes_in_order(outputs: Iterable[Any], known: Iterable[Any] = ()) -> list[Any]:
+def nodes_in_order(outputs: Iterable[Tensor], known: Iterable[Tensor] = ()) -> list[Node]:
     """The calls that some symbolic tensors depend on, each after its own; none behind `known` tensors."""
-    order: dict[int, Any] = {}
+    order: dict[int, Node] = {}
     stop, stack = {id(tensor) for tensor in known}, [(tensor, False) for tensor in reversed(list(outputs))]
     while stack:
         tensor, is_left = stack.pop()
@@ -284,14 +284,14 @@ def nodes_in_order(outputs: Iterable[Any], known: Iterable[Any] = ()) -> list[An
     return list(order.values())
 
 
-def called_again(node: Any, tensors: Mapping[int, Any]) -> list[Any]:
+def called_again(node: Node, tensors: Mapping[int, Tensor]) -> list[Tensor]:
     """Calls the layer of a node again on symbolic tensors by the `id` of those that they replace; what it returns, flat."""
     given = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
     args, kwargs = tf.nest.map_structure(lambda each: tensors.get(id(each), each), given)
     return list(tf.nest.flatten(layer_of(node)(*args, **kwargs)))
 
 
-def compiled_with(model: Layer) -> dict[str, Any]:
+def compiled_with(model: Layer) -> Config:
     """The arguments of `compile` that a model was compiled with; none if it was not."""
     found = getattr(model, "_compile_config", None)
     return {} if found is None else dict(found.config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,18 +13,18 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import map_values, where
-from multihead._ground.types import Gradient, Optimizer, Variable
+from multihead._ground.types import Config, Gradient, Optimizer, Tensor, Variable
 
-_BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
+_BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = weakref.WeakKeyDictionary()
 """The variables, by identity, that an optimizer was built for."""
 
 
-def optimizer_core(optimizer: Optimizer) -> Any:
+def optimizer_core(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, without a loss-scaling wrapper."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def optimizer_takes_over(optimizer: Optimizer) -> dict[str, Any]:
+def optimizer_takes_over(optimizer: Optimizer) -> Config:
     """The options with which the optimizer itself would clip or accumulate, with their values; empty if there are none."""
     core = optimizer_core(optimizer)
     names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
@@ -42,12 +41,8 @@ APPLYING = ("apply", "apply_gradients")
 """The methods that apply gradients, of which updates call one."""
 
 
-def get_optimizer(optimizer: Optimizer) -> Any:
-    """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has.
-
-    Raises:
-        ValueError: The name is unknown.
-    """
+def get_optimizer(optimizer: Optimizer) -> Optimizer:
+    """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has."""
     if isinstance(optimizer, str):
         named = {each.__name__.lower(): each for each in _optimizer_classes()}
         if optimizer.lower() in named:
@@ -83,13 +78,10 @@ def is_legacy_optimizer(optimizer: Optimizer) -> bool:
     return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
 
 
-def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Any]]:
+def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Variable]]:
     """Builds the optimizer on all variables and returns the slots that it creates for each of them.
 
     These are the variables that it derives from a variable, and those in its lists of one for each variable.
-
-    Returns:
-        One list of slot variables per variable.
 
     Raises:
         ValueError: The optimizer was built before, for other variables, or creates slots in another way.
@@ -102,20 +94,16 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
             f"Received: {type(core).__name__} with {len(core.variables)} variables. Pass a new optimizer to `compile`."
         )
     _BUILT_FOR.setdefault(core, ids)
-    slots: dict[int, list[Any]] = {id(tensor_variable(variable)): [] for variable in variables}
+    slots: dict[int, list[Variable]] = {id(tensor_variable(variable)): [] for variable in variables}
     derive = core.add_variable_from_reference
 
-    def derive_and_remember(reference: Variable, *args: Any, **kwargs: Any) -> Any:
-        slot = derive(reference, *args, **kwargs)
-        slots[id(tensor_variable(reference))].append(slot)
-        return slot
-
     # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
-    def intercept(*args: Any, **kwargs: Any) -> Any:
-        for keyword in ("model_variable", "reference_variable"):
-            if keyword in kwargs:
-                return derive_and_remember(kwargs.pop(keyword), *args, **kwargs)
-        return derive_and_remember(*args, **kwargs)
+    def intercept(*args: Variable, **kwargs: Variable) -> Variable:
+        named = [kwargs.pop(name) for name in ("model_variable", "reference_variable") if name in kwargs]
+        given = [*named, *args]
+        slot = derive(*given, **kwargs)
+        slots[id(tensor_variable(given[0]))].append(slot)
+        return slot
 
     before = {id(each) for each in core.variables}
     object.__setattr__(core, "add_variable_from_reference", intercept)
@@ -164,7 +152,7 @@ def adapted_loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
     return loss_scale(optimizer) if adapts else None
 
 
-def optimizer_state(optimizer: Optimizer) -> list[Any]:
+def optimizer_state(optimizer: Optimizer) -> list[Variable]:
     """All variables of a built optimizer: slots, counters, the learning rate, and those of loss scaling."""
     core = optimizer_core(optimizer)
     found = [*core.variables]
@@ -178,10 +166,7 @@ def optimizer_state(optimizer: Optimizer) -> list[Any]:
 
 
 def record_finite(optimizer: Optimizer, finite: bool) -> None:
-    """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
-
-    Must run in a cross-replica context. Does nothing without loss scaling.
-    """
+    """Tells a loss-scaling optimizer, in the cross-replica context, whether an update was finite: it adapts its scale."""
     if not has_loss_scaling(optimizer):
         return
     if not KERAS_3:
@@ -196,10 +181,10 @@ def record_finite(optimizer: Optimizer, finite: bool) -> None:
 def apply_reduced_gradients(
     strategy: tf.distribute.Strategy,
     optimizer: Optimizer,
-    gradients: Any,
+    gradients: Sequence[Gradient],
     variables: Sequence[Variable],
     *,
-    decays: Sequence[Any] | None = None,
+    decays: Sequence[Tensor] | None = None,
     move: Callable[[], None] | None = None,
 ) -> None:
     """Lets the optimizer apply gradients that are already reduced over replicas, once, by the method that Keras calls.
@@ -208,7 +193,11 @@ def apply_reduced_gradients(
     are factors of the weight decay, one per variable. `move` changes the variables before moving averages are updated.
     """
     core = optimizer_core(optimizer)
-    applied = core if strategy.num_replicas_in_sync == 1 else _without_reduction(core)
+    applied = core
+    if strategy.num_replicas_in_sync > 1:  # of a class that does not add up gradients over replicas once more
+        no_sums = dict.fromkeys(BY_REPLICAS, lambda self, pairs: list(pairs))
+        applied = object.__new__(type(type(core).__name__, (type(core),), no_sums))
+        object.__setattr__(applied, "__dict__", vars(core))
     factor = getattr(core, "loss_scale_factor", None)  # by which Keras 3 divides
 
     @as_is
@@ -232,16 +221,8 @@ def apply_reduced_gradients(
             _update_averages(strategy, core, variables)
 
 
-def _without_reduction(optimizer: Optimizer) -> Any:
-    """The optimizer, with the same attributes, of a class that does not add up gradients over replicas once more."""
-    changed = type(type(optimizer).__name__, (type(optimizer),), dict.fromkeys(BY_REPLICAS, lambda self, pairs: list(pairs)))
-    same: Any = object.__new__(changed)
-    object.__setattr__(same, "__dict__", vars(optimizer))
-    return same
-
-
 def _decay(
-    strategy: tf.distribute.Strategy, optimizer: Optimizer, variables: Sequence[Variable], factors: Sequence[Any]
+    strategy: tf.distribute.Strategy, optimizer: Optimizer, variables: Sequence[Variable], factors: Sequence[Tensor]
 ) -> None:
     """Decays each variable as the optimizer itself does before an update, times a factor."""
     if not KERAS_3:

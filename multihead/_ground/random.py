@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.types import Tensor
+from multihead._ground.types import Config, Nested, Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -24,7 +24,7 @@ def _mixed(bits: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(31, tf.uint64)))
 
 
-def uniform(shape: Sequence[Any], seed: int, step: Tensor, stream: int = 0) -> tf.Tensor:
+def uniform(shape: Sequence[Tensor], seed: int, step: Tensor, stream: int = 0) -> tf.Tensor:
     """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn."""
     # Scalars, because a vector of such constants loses its highest bits in graphs of TensorFlow 2.21.
     of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
@@ -36,19 +36,19 @@ def uniform(shape: Sequence[Any], seed: int, step: Tensor, stream: int = 0) -> t
     return tf.reshape(tf.cast(high, tf.float32) * 2.0**-24, shape)
 
 
-def normal(shape: Sequence[Any], seed: int, step: Tensor) -> tf.Tensor:
+def normal(shape: Sequence[Tensor], seed: int, step: Tensor) -> tf.Tensor:
     """Standard normal numbers, float32, by the Box-Muller method; arguments as for `uniform`."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, step, 1)))
     return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, step, 2))
 
 
-def random_numbers() -> Any:
+def random_numbers() -> Config:
     """The state of Python's and NumPy's random numbers, as JSON."""
     (version, numbers, gauss), (name, key, *others) = _present()
     return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
 
 
-def restore_random_numbers(saved: Any) -> None:
+def restore_random_numbers(saved: Config) -> None:
     """Restores the result of `random_numbers`."""
     version, numbers, gauss = saved["python"]
     name, key, *others = saved["numpy"]
@@ -67,7 +67,7 @@ class RandomStream:
 
     def __init__(self) -> None:
         self._state: Any = None
-        self._first: Any = None
+        self._first: Config | None = None
 
     def start(self) -> None:
         """Begins the stream with the present state; before, everybody draws from the same numbers."""
@@ -94,7 +94,7 @@ class RandomStream:
             self._state = _present()
             _set(outside)
 
-    def over(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def over(self, batches: Callable[[], Iterator[Nested]]) -> Iterator[Nested]:
         """Batches whose making draws from the stream."""
         with self.drawing():
             iterator = batches()

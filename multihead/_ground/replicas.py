@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3
 from multihead._ground.tensors import with_none
-from multihead._ground.types import Layer
+from multihead._ground.types import Layer, Nested, Tensor
 
 
 def num_replicas() -> int:
@@ -32,7 +31,7 @@ def on_any_replica(flags: list[tf.Tensor]) -> list[tf.Tensor]:
     return list(tf.unstack(all_reduce_sum(tf.cast(tf.stack(flags), tf.float32)) > 0))
 
 
-def all_reduce_sum(value: Any) -> Any:
+def all_reduce_sum(value: Nested) -> Nested:
     """The sum over replicas of a tensor or a list of gradients (None stays None); on one replica, the value itself."""
     if num_replicas() == 1:
         return value
@@ -43,12 +42,12 @@ def all_reduce_sum(value: Any) -> Any:
     return with_none(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else [], like=value)
 
 
-def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+def local(strategy: tf.distribute.Strategy, value: Tensor) -> tf.Tensor:
     """The first replica's value, in the cross-replica context."""
     return strategy.experimental_local_results(value)[0]
 
 
-def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
+def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Tensor) -> None:
     """Assigns a value to a variable on all replicas, in the cross-replica context."""
     if tf.distribute.has_strategy():
         strategy.extended.update(variable, as_is(lambda v, new: v.assign(new)), args=(value,), group=False)
@@ -74,7 +73,7 @@ def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
     return bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
 
 
-def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def over_replicas(results: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Computes results of metrics over all replicas, inside a replica.
 
     Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
@@ -82,7 +81,7 @@ def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return results()
-    computed: dict[str, Any] = context.merge_call(as_is(lambda strategy: results()))
+    computed: dict[str, Tensor] = context.merge_call(as_is(lambda strategy: results()))
     if KERAS_3 and has_several_workers(context.strategy):
         # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
         return {name: tf.reshape(value, [1]) for name, value in computed.items()}

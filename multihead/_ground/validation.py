@@ -9,54 +9,54 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import in_xla
-from multihead._ground.types import Layer
+from multihead._ground.types import Function, Layer
+
+Key = TypeVar("Key")
+Choice = TypeVar("Choice")
 
 
-def nearest(given: Any, known: Iterable[Any]) -> Any:
-    """The known name that a misspelt one was probably meant to be; None if none is similar.
-
-    Capitals, hyphens and underscores do not count.
-    """
+def nearest(given: object, known: Iterable[Key]) -> Key | None:
+    """The known name that a misspelt one was meant to be, whatever its capitals, hyphens and underscores; or None."""
     by_text = {plain(name): name for name in known}
     close = difflib.get_close_matches(plain(given), by_text, n=1)
     return by_text[close[0]] if close else None
 
 
-def plain(name: Any) -> str:
+def plain(name: object) -> str:
     """A name without capitals, hyphens and underscores."""
     return str(name).replace("_", "").replace("-", "").lower()
 
 
-def did_you_mean(given: Iterable[Any], known: Iterable[Any], otherwise: str) -> str:
+def did_you_mean(given: Iterable[object], known: Iterable[object], otherwise: str) -> str:
     """The last sentence of a message: the known name nearest to a given, unknown one, or else what to do instead."""
     known = list(known)
     found = [near for near in (nearest(name, known) for name in given) if near is not None]
     return f"Did you mean {found[0]!r}?" if found else otherwise
 
 
-def names_known_to(get: Callable[[str], Any], module: Layer) -> list[str]:
+def names_known_to(get: Function, module: Layer) -> list[str]:
     """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once."""
+
+    def is_known(name: str) -> bool:
+        try:
+            return callable(get(name))
+        except (ValueError, TypeError, KeyError):
+            return False
+
     found: dict[str, None] = {}
     for name, each in vars(module).items():
         if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
             names = (snake_case(name), name.lower(), name)
-            known = next((each for each in names if _is_known(get, each)), None)
+            known = next((each for each in names if is_known(each)), None)
             found.update({} if known is None else {known: None})
-    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if _is_known(get, name)]
+    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if is_known(name)]
     return [*sorted(found), *(name for name in abbreviations if name not in found)]
-
-
-def _is_known(get: Callable[[str], Any], name: str) -> bool:
-    try:
-        return callable(get(name))
-    except (ValueError, TypeError, KeyError):
-        return False
 
 
 def snake_case(name: str) -> str:
@@ -65,14 +65,14 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
 
 
-def quoted(names: Iterable[Any], most: int | None = None) -> str:
+def quoted(names: Iterable[object], most: int | None = None) -> str:
     """Formats names as a list: `'a', 'b'`, or `none`."""
     shown = [repr(name) for name in names]
     hidden = 0 if most is None else max(len(shown) - most, 0)
     return ", ".join(shown[:most]) + (f" and {hidden} others" if hidden else "") or "none"
 
 
-def check_positive_whole(argument: str, value: Any) -> int:
+def check_positive_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
         raise ValueError(
@@ -81,7 +81,7 @@ def check_positive_whole(argument: str, value: Any) -> int:
     return int(value)
 
 
-def check_positive(argument: str, value: Any) -> float:
+def check_positive(argument: str, value: object) -> float:
     """Returns `value` as a float if it is a finite number above 0, else raises `ValueError`."""
     if not is_number(value) or value <= 0:
         raise ValueError(
@@ -90,14 +90,14 @@ def check_positive(argument: str, value: Any) -> float:
     return float(value)
 
 
-def check_whole(argument: str, value: Any) -> int:
+def check_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number, else raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, for example, 0.")
     return int(value)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite real number and not a boolean."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
 
@@ -107,7 +107,7 @@ def as_python(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
-def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
+def check_choice(argument: str, value: Choice, choices: Sequence[Choice]) -> Choice:
     """Returns `value` if it is one of `choices`; otherwise raises a `ValueError` that lists them."""
     if value not in choices:
         hint = did_you_mean([value], choices, "Pass one of these.")
@@ -116,11 +116,7 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], *, complete: bool = False) -> None:
-    """Checks names against the registered heads, in both directions if `complete`.
-
-    Raises:
-        ValueError: A name is not that of a head or, with `complete`, a head is missing. The message lists both sets.
-    """
+    """Checks names against the registered heads, in both directions if `complete`; a `ValueError` lists both sets."""
     given = list(names)
     unknown = [name for name in given if name not in heads]
     absent = [head for head in heads if head not in given] if complete else []
@@ -138,7 +134,7 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
 
 
 def check_between(
-    argument: str, value: Any, low: float, high: float, *, with_low: bool = True, with_high: bool = True
+    argument: str, value: object, low: float, high: float, *, with_low: bool = True, with_high: bool = True
 ) -> float:
     """Returns `value` as a float if it is a number between two others, else raises `ValueError`."""
     number = float(value) if is_number(value) else float("nan")
@@ -154,13 +150,8 @@ def check_between(
     return number
 
 
-def check_dense(argument: str, value: Any) -> None:
-    """Checks that targets or weights, or their spec, are a dense tensor of numbers of a known rank.
-
-    Raises:
-        TypeError: They are ragged, sparse, or no numbers.
-        ValueError: Their rank is unknown.
-    """
+def check_dense(argument: str, value: object) -> None:
+    """Raises unless targets or weights, or their spec, are a dense tensor of numbers of a known rank."""
     if not isinstance(value, (tf.Tensor, tf.TensorSpec, tf.Variable)):
         kind = type(value).__name__.removesuffix("Spec")
         remedy = "Pad it, say with `.to_tensor(-1)`, and pass `ignore_label=-1`."
@@ -179,18 +170,7 @@ def check_dense(argument: str, value: Any) -> None:
         )
 
 
-def check_pattern(argument: str, pattern: Any) -> None:
-    """Checks that a key of a dict is a regular expression."""
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"`{argument}` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for example, "
-            "'embedding'."
-        ) from error
-
-
-def check_found(argument: str, values: Mapping[str, Any], paths: Sequence[str]) -> None:
+def check_found(argument: str, values: Mapping[str, object], paths: Sequence[str]) -> None:
     """Checks that each pattern is found in a path; warns of one that decides nothing, because others come before it."""
     found = {pattern: [path for path in paths if re.search(pattern, path)] for pattern in values}
     absent = [pattern for pattern in found if not found[pattern]]
@@ -234,17 +214,12 @@ _OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error c
 _WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
 
 
-def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[tf.Tensor]:
+def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor]]) -> list[tf.Tensor]:
     """Raises an error unless a condition holds. A graph compiled by XLA continues: XLA has no errors.
 
-    A graph computes the message in any case: one operation that asserts is cheaper than a condition around it.
-
-    Args:
-        holds: A boolean scalar.
-        message: Gives the parts of the message, strings and tensors of numbers; the first part begins with a backtick.
-
-    Returns:
-        Control dependencies for the operations that must not run otherwise.
+    A graph computes the message in any case: one operation that asserts is cheaper than a condition around it. Its parts are
+    strings and tensors of numbers; the first begins with a backtick. Returns control dependencies for what must not run
+    then.
     """
     if tf.executing_eagerly():
         if not bool(holds):

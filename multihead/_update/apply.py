@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
+from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import (
     adapted_loss_scale,
     apply_reduced_gradients,
@@ -17,17 +18,16 @@ from multihead._ground.optimizers import (
     record_finite,
 )
 from multihead._ground.replicas import assign, local
-from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._ground.types import Gradient, Nested, Optimizer, Tensor
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
-from multihead._update.scale import apply_scaled
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Change, RollBack, Update
 from multihead.clipping import keeps_finite
+from multihead.rates import values_at
 
 AnyChange = TypeVar("AnyChange", bound=Change)
-Groups = Sequence[tuple[list[int], list[tf.Variable]]]
-"""As in `UpdateSpec.groups`."""
 
 
 def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
@@ -39,25 +39,24 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
     return replace(update, clipped=clipped)
 
 
-def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
+def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
     """Applies a clipped update once, or skips it completely if a loss or gradient is not finite, or there is none.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
-    gradient is zero. Frozen variables and their slots are left out. What was not finite is remembered, with `batch`, the
-    position in the epoch of the update's first batch, if it is known.
-
-    Returns:
-        Whether the update was applied, a boolean scalar.
+    gradient is zero. What was not finite is remembered, with `batch`, the position in the epoch of the update's first batch.
+    Returns whether the update was applied, a boolean scalar.
     """
     network, gradients = spec.network, update.clipped.all
     places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
     if not places and network.frozen:  # all that the active heads train: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         places = [i for i in range(len(gradients)) if i not in network.frozen]
-    variables, groups = [network.variables.all[i] for i in places], _may_stay(spec, update)
+    variables = [network.variables.all[i] for i in places]
     trains_any = update.trains_any if places else tf.constant(False)
-    # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
-    present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(places, variables)]
+    # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
+    # have the dtype of their variables, although balancing half precision, for one, gives float32.
+    unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
+    present = [each if each.dtype == dtype else map_values(partial(tf.cast, dtype=dtype), each) for each, dtype in unique]
     # What `update.broken` has not looked at: clipped by a user's own class, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
     if keeps_finite(spec.clip):
@@ -67,14 +66,16 @@ def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Ten
     seen = (finite, trains_any, applies, update.step, update.broken, adapted_loss_scale(optimizer), batch)
 
     @as_is
-    def apply_or_skip(strategy: Any, gradients: Any, active: Any, seen: Any, data: Any, saved: Any) -> None:
+    def apply_or_skip(
+        strategy: tf.distribute.Strategy, gradients: Nested, active: Tensor, seen: Nested, data: Nested, saved: Nested
+    ) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
         seen = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)
         finite, trains_any, applies, step, broken, scale, batch = seen
 
         def apply() -> None:
             of_heads = tf.unstack(local(strategy, active))
-            _apply_to_active(strategy, spec, optimizer, gradients, places, groups, of_heads, step)
+            _apply_to_active(strategy, spec, optimizer, gradients, places, update.never_idle, of_heads, step)
             record_finite(optimizer, True)
 
         def skip() -> None:
@@ -94,71 +95,91 @@ def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Ten
     return applies
 
 
-def _may_stay(spec: UpdateSpec, update: Change) -> Groups:
-    """The variables that must not change while their heads are idle, and these heads, without those that all heads train."""
-    always = {k for k, never in enumerate(update.never_idle) if never}
-    num_heads = len(spec.network.heads)
-    return [(owners, group) for owners, group in spec.groups if len(owners) < num_heads and not always & set(owners)]
-
-
-def _as_variable(gradient: Any, variable: Any) -> Any:
-    """A gradient in the dtype of its variable: balancing half precision, for one, gives float32."""
-    return gradient if gradient.dtype == variable.dtype else map_values(lambda v: tf.cast(v, variable.dtype), gradient)
+_FEW = 2**16
+"""The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
 def _apply_to_active(
-    strategy: Any,
+    strategy: tf.distribute.Strategy,
     spec: UpdateSpec,
-    optimizer: Any,
-    gradients: Any,
+    optimizer: Optimizer,
+    gradients: Sequence[Gradient],
     places: Sequence[int],
-    groups: Groups,
+    never_idle: Sequence[bool],
     active: Sequence[tf.Tensor],
     step: tf.Tensor,
 ) -> None:
-    """Applies the gradients of the variables at some places, and restores the groups whose heads are all idle."""
+    """Applies the gradients of the variables at some places, and restores the variables whose heads are all idle."""
+    always = {k for k, never in enumerate(never_idle) if never}
+    groups = [(owners, own) for owners, own in spec.groups if len(owners) < len(active) and not always & set(owners)]
     stay = [variable for _, group in groups for variable in group]
-    unless_idle = _always if _are_few(stay) else partial(_if_any_is_idle, active)
-    before = unless_idle(lambda: RollBack(stay).values, [variable.dtype for variable in stay])
-    variables, rates = [spec.network.variables.all[i] for i in places], spec.rates
+    # To copy few variables costs less than a condition; XLA, whose branches must be alike, does without one, too.
+    sizes = [variable.shape.num_elements() for variable in stay]
+    copies = in_xla() or (None not in sizes and sum(sizes) <= _FEW)
+
+    def unless_all_train(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+        """The tensors that an action returns if it may be that a head is idle, and else others of the same dtypes."""
+        if copies:
+            return action()
+        return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
+
+    before = unless_all_train(lambda: RollBack(stay).values, [variable.dtype for variable in stay])
     with tf.control_dependencies(before):
-        if rates.is_plain:
-            apply_reduced_gradients(strategy, optimizer, gradients, variables)
+        if spec.rates.is_plain:
+            apply_reduced_gradients(strategy, optimizer, gradients, [spec.network.variables.all[i] for i in places])
         else:
-            factors = [(rates.steps[i], rates.decays[i]) for i in places]
-            apply_scaled(strategy, optimizer, gradients, variables, [spec.slots[i] for i in places], factors, step)
+            _apply_scaled(strategy, spec, optimizer, gradients, places, step)
 
     def restore() -> list[tf.Tensor]:
         old_values = iter(before)
         for owners, group in groups:
-            is_trained = any_of([active[k] for k in owners])
+            is_trained = tf.reduce_any([active[k] for k in owners]) if len(owners) > 1 else active[owners[0]]
             for variable in group:
                 assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
         return []
 
     if stay:
-        unless_idle(restore, [])
+        unless_all_train(restore, [])
 
 
-_FEW = 2**16
-"""The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
+def _apply_scaled(
+    strategy: tf.distribute.Strategy,
+    spec: UpdateSpec,
+    optimizer: Optimizer,
+    gradients: Sequence[Gradient],
+    places: Sequence[int],
+    step: tf.Tensor,
+) -> None:
+    """Applies the optimizer, and then moves each variable to `v_old + factor * (v_opt - v_old)`.
 
+    A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
+    returns 0, the variable and its slots do not change.
+    """
+    steps, decays = (values_at([of[i] for i in places], step) for of in (spec.rates.steps, spec.rates.decays))
+    variables, slots = [spec.network.variables.all[i] for i in places], [spec.slots[i] for i in places]
+    tensors = [tensor_variable(variable) for variable in variables]
+    scaled = [i for i, factor in enumerate(steps) if not isinstance(factor, float) or factor != 1]
+    before = {i: tf.identity(tensors[i].read_value()) for i in scaled}
+    # Only a function of the step can be 0 here, since what is 0 by a number is not updated at all.
+    kept = {i: [tf.identity(slot.read_value()) for slot in slots[i]] for i in scaled if not isinstance(steps[i], float)}
 
-def _are_few(variables: Sequence[tf.Variable]) -> bool:
-    """Whether to copy variables costs less than a condition; XLA, too, does without one, whose branches must be alike."""
-    sizes = [variable.shape.num_elements() for variable in variables]
-    return in_xla() or (None not in sizes and sum(sizes) <= _FEW)
+    def move() -> None:
+        for i in scaled:
+            old, new, factor = before[i], tensors[i].read_value(), steps[i]
+            moved = old + tf.cast(factor, old.dtype) * (new - old)
+            new = moved if isinstance(factor, float) else where(factor == 1, new, where(factor == 0, old, moved))
+            constraint = getattr(variables[i], "constraint", None)
+            new = new if constraint is None else where(tf.equal(steps[i], 0), new, constraint(new))
+            assign(strategy, tensors[i], new)
 
-
-def _always(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-    return action()
-
-
-def _if_any_is_idle(
-    active: Sequence[tf.Tensor], action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]
-) -> list[tf.Tensor]:
-    """The tensors of some dtypes that an action returns if a head is idle; otherwise nothing runs: a copy takes long."""
-    return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
+    has_own_decay = any(not isinstance(factor, float) or factor != 1 for factor in decays)
+    with tf.control_dependencies([*before.values(), *(value for values in kept.values() for value in values)]):
+        apply_reduced_gradients(
+            strategy, optimizer, gradients, variables, decays=decays if has_own_decay else None, move=move
+        )
+    for i, values in kept.items():
+        for slot, old in zip(slots[i], values):
+            assign(strategy, slot, where(tf.equal(steps[i], 0), old, slot.read_value()))
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.types import Config, Nested, Shape, Tensor
 from multihead._ground.validation import check_dense, check_head_names, quoted
 
 
 class Batch(NamedTuple):
     """A batch with its targets and sample weights by head name; heads without targets are absent."""
 
-    inputs: Any
-    targets: dict[str, Any]
-    sample_weights: dict[str, Any]
+    inputs: Nested
+    targets: dict[str, Tensor]
+    sample_weights: dict[str, Tensor]
 
 
-def unpack(data: Any, head_names: Sequence[str]) -> Batch:
-    """Splits a batch into its parts and checks their keys against the heads.
-
-    Args:
-        data: `(inputs, targets)` or `(inputs, targets, sample_weights)`. With a single head, its targets and weights
-            need not be in a dict.
-        head_names: The registered heads.
+def unpack(data: Nested, head_names: Sequence[str]) -> Batch:
+    """Splits a batch into its parts and checks their keys; a single head's targets and weights need not be in a dict.
 
     Raises:
         ValueError: There are no targets, or more than three parts, or targets or weights are keyed by something that is
@@ -51,22 +47,15 @@ def unpack(data: Any, head_names: Sequence[str]) -> Batch:
     return Batch(inputs=inputs, targets=named_targets, sample_weights=named_weights)
 
 
-def by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:
-    """Targets or sample weights by head name, without those that are None.
-
-    Args:
-        argument: The name of the values, for messages.
-        values: A dict, or the values of a single head.
-        head_names: The registered heads.
-
-    Raises:
-        ValueError: They are keyed by an unknown head, or there are several heads and no dict.
-    """
+def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[str, Tensor]:
+    """Targets or sample weights (`argument` says which) by head name, without those that are None."""
     if not isinstance(values, Mapping):
         if len(head_names) != 1:
+            is_spec = isinstance(values, tf.TypeSpec)  # which nobody passes
+            given = f"one tensor of shape {values.shape}" if is_spec else f"a {type(values).__name__}"
             raise ValueError(
                 f"`{argument}` must be a dict by head name if there are several heads. "
-                f"Received: {_described(values)}; the heads are {quoted(head_names)}. "
+                f"Received: {given}; the heads are {quoted(head_names)}. "
                 f"Pass {{{head_names[0]!r}: ...}}."
             )
         values = {head_names[0]: values}
@@ -74,31 +63,20 @@ def by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str, 
     return {name: value for name, value in values.items() if not is_absent(value)}
 
 
-def _described(values: Any) -> str:
-    """What was passed, in the words of a user: nobody passes a spec."""
-    if isinstance(values, tf.TypeSpec):
-        return f"one tensor of shape {values.shape}"
-    return f"a {type(values).__name__}"
-
-
-def is_absent(value: Any) -> bool:
+def is_absent(value: object) -> bool:
     """Whether this is None, or the spec of None."""
     return value is None or isinstance(value, type(tf.type_spec_from_value(None)))
 
 
-def batch_size(nest: Any) -> tf.Tensor:
+def batch_size(nest: Nested) -> tf.Tensor:
     """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
     return num_rows(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))
 
 
 def check_rows(batch: Batch) -> None:
-    """Checks that targets and sample weights have as many rows as the inputs, as far as shapes are known.
+    """Raises a `ValueError` unless targets and weights have as many rows as the inputs, as far as shapes are known."""
 
-    Raises:
-        ValueError: Those of a head do not.
-    """
-
-    def known_rows(nest: Any) -> list[int]:
+    def known_rows(nest: Nested) -> list[int]:
         shapes = [leaf.shape for leaf in tf.nest.flatten(nest) if leaf is not None]
         return [int(shape[0]) for shape in shapes if shape.rank and shape[0] is not None]
 
@@ -113,7 +91,7 @@ def check_rows(batch: Batch) -> None:
                 )
 
 
-def num_rows(tensor: Any) -> tf.Tensor:
+def num_rows(tensor: Tensor) -> tf.Tensor:
     """The size of the first axis of a dense, ragged or sparse tensor, an int32 scalar."""
     if isinstance(tensor, tf.RaggedTensor):
         return tensor.nrows(out_type=tf.int32)
@@ -122,10 +100,10 @@ def num_rows(tensor: Any) -> tf.Tensor:
     return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
-def rows(nest: Any, start: Any, end: Any) -> Any:
+def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:
     """The rows from `start` to `end` of every tensor in a nest: dense, ragged or sparse; None stays None."""
 
-    def of_tensor(tensor: Any) -> Any:
+    def of_tensor(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, tf.SparseTensor):
             return None if tensor is None else tensor[start:end]
         inner = tensor.dense_shape[1:]
@@ -137,37 +115,34 @@ def rows(nest: Any, start: Any, end: Any) -> Any:
     return tf.nest.map_structure(of_tensor, nest)
 
 
-def as_tensors(nest: Any) -> Any:
+def as_tensors(nest: Nested) -> Nested:
     """Converts arrays and numbers in a nest to tensors; ragged and sparse tensors stay what they are."""
     return tf.nest.map_structure(
         lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value), nest
     )
 
 
-def open_batch_size(nest: Any) -> Any:
+def open_batch_size(nest: Nested) -> Nested:
     """The specs of a nest of arrays, tensors or specs, with the first axis left open; None stays None."""
-    return tf.nest.map_structure(_open_spec, nest)
+
+    def opened(value: Tensor) -> tf.TypeSpec | None:
+        if is_absent(value):
+            return None
+        spec = tf.type_spec_from_value(value) if tf.is_tensor(value) else value
+        if not isinstance(spec, tf.TypeSpec):
+            spec = tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+        return _with_shape(spec, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
+
+    return tf.nest.map_structure(opened, nest)
 
 
-def _open_spec(value: Any) -> Any:
-    if is_absent(value):
-        return None
-    if isinstance(value, tf.TypeSpec):
-        spec = value
-    elif tf.is_tensor(value):
-        spec = tf.type_spec_from_value(value)
-    else:
-        spec = tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
-    return _with_shape(spec, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
-
-
-def _with_shape(spec: Any, shape: Any) -> Any:
+def _with_shape(spec: tf.TypeSpec, shape: Shape) -> tf.TypeSpec:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
 
 
-def merged_spec(spec: Any, *others: Any) -> Any:
+def merged_spec(spec: Nested, *others: Nested) -> Nested:
     """A spec with each size open in which those of others differ; others of another kind or rank do not count."""
     for other in others:
         if type(other) is type(spec) and spec is not None and spec.shape.rank and spec.shape.rank == other.shape.rank:
@@ -178,37 +153,33 @@ def merged_spec(spec: Any, *others: Any) -> Any:
 def widened(specs: Batch, others: Batch) -> Batch:
     """The specs of batches, with each size open in which those of others differ; what the others lack stays as it is."""
 
-    def by_head(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-        return {name: _widened(spec, other[name]) if name in other else spec for name, spec in own.items()}
+    def wide(specs: Nested, others: Nested) -> Nested:
+        own, other = tf.nest.flatten(specs), tf.nest.flatten(others)
+        return tf.nest.pack_sequence_as(specs, list(map(merged_spec, own, other))) if len(own) == len(other) else specs
 
-    return Batch(
-        inputs=_widened(specs.inputs, others.inputs),
-        targets=by_head(specs.targets, others.targets),
-        sample_weights=by_head(specs.sample_weights, others.sample_weights),
-    )
-
-
-def _widened(specs: Any, others: Any) -> Any:
-    own, other = tf.nest.flatten(specs), tf.nest.flatten(others)
-    return tf.nest.pack_sequence_as(specs, list(map(merged_spec, own, other))) if len(own) == len(other) else specs
+    labels = [
+        {name: wide(spec, other[name]) if name in other else spec for name, spec in own.items()}
+        for own, other in zip(specs[1:], others[1:])
+    ]
+    return Batch(wide(specs.inputs, others.inputs), *labels)
 
 
-def sample_of(specs: Any) -> Any:
+def sample_of(specs: Nested) -> Nested:
     """Two examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
-    return tf.nest.map_structure(_sample, specs)
+
+    def made(spec: tf.TypeSpec | None) -> Tensor:
+        if spec is None:
+            return None
+        shape = [2, *(size or 1 for size in spec.shape[1:])]
+        dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
+        return tf.sparse.from_dense(dense) if isinstance(spec, tf.SparseTensorSpec) else dense
+
+    return tf.nest.map_structure(made, specs)
 
 
-def _sample(spec: Any) -> Any:
-    if spec is None:
-        return None
-    shape = [2, *(size or 1 for size in spec.shape[1:])]
-    dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
-    return tf.sparse.from_dense(dense) if isinstance(spec, tf.SparseTensorSpec) else dense
-
-
-def encode_specs(specs: Any) -> Any:
+def encode_specs(specs: Nested) -> Config | None:
     """Converts specs to JSON data: tuples and lists are marked, a spec becomes its shape and dtype."""
     if isinstance(specs, tf.TensorSpec):
         return {"spec": [specs.shape.as_list(), specs.dtype.name]}
@@ -223,7 +194,7 @@ def encode_specs(specs: Any) -> Any:
     return None
 
 
-def decode_specs(encoded: Any) -> Any:
+def decode_specs(encoded: Config | None) -> Nested:
     """The inverse of `encode_specs`."""
     if encoded is None:
         return None

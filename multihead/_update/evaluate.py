@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,6 +11,7 @@ from multihead import schedules
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import computed_if, inner_products, where
+from multihead._ground.types import Gradient, Nested, Tensor, Variable
 from multihead._update.batch import Batch, batch_size
 from multihead._update.labels import Labels, count_labels, measure, rows_for, runs, with_counts
 from multihead._update.micro_batches import MicroBatch, accumulate
@@ -25,29 +25,28 @@ from multihead._update.ways import CombinedFirst, PassPerHead
 
 def evaluate_batch(
     network: Network,
-    inputs: Any,
+    inputs: Nested,
     labels: Sequence[Labels | None],
     weights: tf.Tensor,
     measured: Sequence[Labels | None] = (),
-) -> dict[str, Any]:
+) -> dict[str, Tensor]:
     """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads' own, `[num_heads]`.
 
-    Returns:
-        This replica's `losses`, `[num_heads]` unweighted loss sums over labelled elements; the `counts` of these; the losses
-        that are `added` by the encoder and the heads that would be trained, or None; and the number of `examples`, float32.
+    Returns this replica's unweighted loss sums and their counts, `[num_heads]`; the losses that are `added` by the encoder
+    and the heads that would be trained, or None; and the number of `examples`, float32.
     """
     representation = call_encoder(network.encoder, inputs, training=False)
     measure(network.measured, representation, measured)
     labels = with_counts(network, inputs, labels)
     counts = count_labels(labels)
     active = (counts > 0) & (weights > 0)
-    sums, added = list[Any](), [loss_of_call(network.encoder)]
+    sums, added = list[tf.Tensor](), [loss_of_call(network.encoder)]
     for k, of_head in enumerate(labels):
         if of_head is None:
             sums.append(tf.constant(0.0))
             continue
 
-        def evaluated(k: int = k, labels: Labels = of_head) -> list[Any]:
+        def evaluated(k: int = k, labels: Labels = of_head) -> list[Tensor]:
             head = network.heads[k]
             read, labels = rows_for(head, representation, labels)
             predictions = head.predict(read, labels.targets, training=False)
@@ -81,7 +80,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
         sums = []
         for k, labels in enumerate(micro_batch.labels):
 
-            def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
+            def loss_sum(k: int = k, labels: Nested = labels) -> list[tf.Tensor]:
                 head = network.heads[k]
                 read, labels = rows_for(head, representation, labels)
                 with in_inference_mode(network.frozen_layers):
@@ -101,14 +100,14 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
     return sums
 
 
-class HeadGradients(dict[str, list[Any]]):
+class HeadGradients(dict[str, list[Gradient]]):
     """Each head's gradients by its name, one for each variable of the encoder or each leaf of the representation.
 
     Attributes:
         own: Pairs of gradient and variable for the heads' own variables, and for those of the weighting.
     """
 
-    own: tuple[tuple[Any, Any], ...] = ()
+    own: tuple[tuple[Gradient, Variable], ...] = ()
     _is_of_replica = False
 
     @property

@@ -24,17 +24,11 @@ INPUTS, LABELS = 1, 2
 
 
 class Broken(NamedTuple):
-    """The losses and gradients of an update that are not finite, before clipping; equal on all replicas.
+    """The losses and gradients of an update that are not finite, before clipping; equal on all replicas."""
 
-    Attributes:
-        heads: `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains.
-        losses: `[num_heads]` booleans: the loss.
-        variables: A boolean for the gradient of each of the network's variables.
-    """
-
-    heads: tf.Tensor
-    losses: tf.Tensor
-    variables: tf.Tensor
+    heads: tf.Tensor  # `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains
+    losses: tf.Tensor  # `[num_heads]` booleans: the loss
+    variables: tf.Tensor  # a boolean for the gradient of each of the network's variables
 
     @classmethod
     def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:
@@ -68,7 +62,7 @@ class Broken(NamedTuple):
         return Broken(*map(tf.logical_or, self, other))
 
 
-Data = Sequence[Any]
+Data = Sequence[Sequence[tf.Tensor]]
 """The floating-point tensors of an update's inputs, and those of its labels; see `Change.data`."""
 
 
@@ -76,22 +70,8 @@ class Faults:
     """Counts updates that are skipped because they are not finite, remembers the last one, and stops training.
 
     With loss scaling, a gradient that is not finite while its loss is finite means that the scale is too large: the
-    optimizer lowers it, and the update does not count as a fault until the scale is 1.
-
-    Args:
-        network: The network.
-        mode: One of `ON_NONFINITE`.
-        limit: The number of updates skipped in a row at which training stops; None: it does not.
-        window: The number of batches of an update.
-
-    Attributes:
-        numbers: `[4]` int64, of the last fault: how many updates in a row were skipped up to it; the number of updates
-            before it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must
-            stop, they stay as they are until it has.
-        flags: For each head, and then for each variable, whether it was not finite in the last fault.
-        numbers_of_epoch: `[2]` int64: how many updates were skipped, and how many of them because loss scaling lowers its
-            factor.
-        flags_of_epoch: As `flags`, for all others of the epoch.
+    optimizer lowers it, and the update does not count as a fault until the scale is 1. Training stops at `limit` updates
+    skipped in a row, if it is not None; `mode` is one of `ON_NONFINITE`, and `window` the number of batches of an update.
     """
 
     def __init__(self, network: Network, mode: str, limit: int | None, window: int) -> None:
@@ -99,6 +79,10 @@ class Faults:
         self._limit = 1 if mode == "raise" else limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
+        # The numbers are of the last fault: how many updates in a row were skipped up to it; the number of updates before
+        # it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they
+        # stay as they are until it has. The flags say for each head, and then for each variable, whether it was not finite.
+        # Of the epoch, they are of all other updates, and the numbers are of those skipped, and of those for loss scaling.
         flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
         self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)
         self.numbers_of_epoch, self.flags_of_epoch = map(first_replica_variable, (tf.zeros([2], tf.int64), flags))
@@ -144,7 +128,10 @@ class Faults:
         in_a_row, last_step, *_ = tf.unstack(numbers)
         # No update was applied since a fault after as many updates, so that both are in a row.
         run = where(tf.equal(last_step, step), in_a_row, 0) + 1
-        found = _not_finite(strategy, data)
+        # The data that are not finite on one of this process's replicas.
+        leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
+        inputs, labels = (~all_of([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
+        found = where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))
         is_new = fault if self._limit is None else fault & (in_a_row < self._limit)
         new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])
         assign(strategy, self.numbers, where(is_new, new, numbers))
@@ -158,14 +145,11 @@ class Faults:
         elif self._limit is not None:
             stop_unless(~(fault & (run >= self._limit)), lambda: self._in_numbers(step, run, found, broken))
 
-    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[Any]:
+    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[str | tf.Tensor]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""
-        parts: list[Any] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
-        parts += [
-            " updates; data: ",
-            data,
-            f" ({INPUTS}: the inputs are not finite, {LABELS}: the labels or sample weights)",
-        ]
+        parts: list[str | tf.Tensor] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
+        legend = f" ({INPUTS}: the inputs are not finite, {LABELS}: the labels or sample weights)"
+        parts += [" updates; data: ", data, legend]
         for name, flag in zip(self._heads, tf.unstack(tf.cast(broken.heads, tf.int32))):
             parts += [f", head {name!r}: ", flag]
         first = tf.argmax(tf.cast(broken.variables, tf.int32), output_type=tf.int64)
@@ -174,11 +158,7 @@ class Faults:
     # ------------------------------------------------------------------------------------------- as text
 
     def stop(self) -> None:
-        """Raises an error if an update has said that training must stop.
-
-        Raises:
-            ValueError: It must.
-        """
+        """Raises a `ValueError` if an update has said that training must stop."""
         run, *_ = numbers = _now(self.numbers)
         if self._limit is None or run < self._limit:
             return
@@ -244,8 +224,7 @@ class Faults:
 
     def _weights_not_finite(self) -> list[str]:
         """The names of the weights that are not finite now; a skipped update has not changed them."""
-        modules = [self._network.encoder, *(head.module for head in self._network.heads)]
-        variables = {id(variable): variable for module in modules for variable in module_variables(module)}
+        variables = {id(variable): variable for module in self._network.modules for variable in module_variables(module)}
         with tf.init_scope():
             values = [(each, tf.convert_to_tensor(each)) for each in variables.values() if each.dtype.is_floating]
             return [variable_name(each) for each, value in values if not tf.reduce_all(tf.math.is_finite(value))]
@@ -255,11 +234,4 @@ def _now(variable: tf.Variable) -> list[Any]:
     """The values of a variable, as Python knows them."""
     with tf.init_scope():
         values = tf.distribute.get_strategy().experimental_local_results(variable)
-        return tf.convert_to_tensor(values[0]).numpy().tolist()
-
-
-def _not_finite(strategy: tf.distribute.Strategy, data: Data) -> tf.Tensor:
-    """`INPUTS`, `LABELS` or 0: the data that are not finite on one of this process's replicas, an int64 scalar."""
-    leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
-    inputs, labels = (~all_of([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
-    return where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))
+        return list(tf.convert_to_tensor(values[0]).numpy().tolist())

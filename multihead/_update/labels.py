@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,6 +12,7 @@ from multihead._ground import replicas
 from multihead._ground.calls import keras_mask, with_keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
+from multihead._ground.types import Nested, Tensor, Variable
 from multihead._update.batch import Batch, batch_size
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder
@@ -20,19 +21,13 @@ from multihead.heads._named import NamedHead
 
 
 class Predictions(NamedTuple):
-    """Properties of a head's predictions, known before any data.
+    """Properties of a head's predictions, known before any data."""
 
-    Attributes:
-        spec: Their spec.
-        masked: Whether they carry a Keras mask.
-        leaves: For each floating-point leaf of the representation, whether they depend on it.
-        read_by_loss: The trainable variables of the encoder and the heads that the loss itself reads.
-    """
-
-    spec: tf.TensorSpec
-    masked: bool
-    leaves: tuple[bool, ...]
-    read_by_loss: tuple[Any, ...] = ()
+    spec: tf.TensorSpec  # their spec
+    masked: bool  # whether they carry a Keras mask
+    leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
+    # The trainable variables of the encoder and the heads that the loss itself reads
+    read_by_loss: tuple[Variable, ...] = ()
 
 
 def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
@@ -47,18 +42,12 @@ def read_different_tensors(predictions: Sequence[Predictions]) -> list[tuple[int
 
 
 class Labels(NamedTuple):
-    """A head's labels in a batch.
+    """A head's labels in a batch."""
 
-    Attributes:
-        targets: The targets for the loss, without missing values.
-        weights: The weight of each element, 0 if its label is missing.
-        unscaled: The same targets in their own units, if the head has a scaling of targets.
-        counts: One number for each row, whose sum is the count that the loss returns; None if it returns none.
-    """
-
-    targets: tf.Tensor
-    weights: tf.Tensor
-    unscaled: tf.Tensor | None = None
+    targets: tf.Tensor  # the targets for the loss, without missing values
+    weights: tf.Tensor  # the weight of each element, 0 if its label is missing
+    unscaled: tf.Tensor | None = None  # the same targets in their own units, if the head has a scaling of targets
+    # One number for each row, whose sum is the count that the loss returns; None if it returns none
     counts: tf.Tensor | None = None
 
     @property
@@ -80,26 +69,17 @@ def fully_labelled(
             continue
         targets = batch.targets[name]
         has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
-        found.append(has_elements and (name in complete or not spec.can_lack(targets.dtype)))
+        can_lack = targets.dtype.is_floating or bool(spec.ignore_labels)
+        found.append(has_elements and (name in complete or not can_lack))
     return found
 
 
 def read_labels(
-    network: Network,
-    predictions: Sequence[Predictions],
-    batch: Batch,
-    *,
-    check: bool = True,
-    complete: Collection[str] = (),
+    network: Network, predictions: Sequence[Predictions], batch: Batch, *, check: bool = True, complete: Collection[str] = ()
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
-    Args:
-        network: The encoder and the heads.
-        predictions: One entry per head.
-        batch: The batch.
-        check: Whether to look for labels that the losses cannot take; see `Head.mask_missing`.
-        complete: The names of heads none of whose targets mark a missing label.
+    `check` is as in `Head.mask_missing`; no target of a head in `complete` marks a missing label.
     """
     masks = _prediction_masks(network, predictions, batch)
     labels: list[Labels | None] = []
@@ -124,8 +104,7 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
     masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
     if not any(masked):
         return [None] * len(network.heads)
-    modules = (network.encoder, *(head.module for head in network.heads))
-    with state_kept(modules):
+    with state_kept(network.modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
         return [
             keras_mask(head.predict(representation, head.like_scaled(batch.targets[head.name]), training=False))
@@ -135,7 +114,7 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
         ]
 
 
-def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) -> list[Labels | None]:
+def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None]) -> list[Labels | None]:
     """Labels, with the counts of losses that return a sum and a count.
 
     A count is a function of the targets, so a graph computes nothing else of these calls, unless the predictions' shape is
@@ -143,14 +122,14 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
     """
     if not any(head.loss.has_count and each is not None for head, each in zip(network.heads, labels)):
         return list(labels)
-    with state_kept((network.encoder, *(head.module for head in network.heads))):
+    with state_kept(network.modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, inputs, training=False)).nest
 
         def counted(head: NamedHead, labels: Labels | None) -> Labels | None:
             if labels is None or not head.loss.has_count:
                 return labels
 
-            def count() -> list[Any]:
+            def count() -> list[tf.Tensor]:
                 read, given = rows_for(head, representation, labels)
                 return [head.count(given.targets, head.predict(read, given.targets, training=False), given.weights)]
 
@@ -161,13 +140,13 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
         return [counted(head, each) for head, each in zip(network.heads, labels)]
 
 
-def rows_for(head: NamedHead, representation: Any, labels: Labels) -> tuple[Any, Labels]:
+def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[Nested, Labels]:
     """A representation and labels as a head gets them: without the rows that have no label, if it couples rows."""
     if not head.loss.couples_rows:
         return representation, labels
     rows, size = labelled_rows(labels.weights), labels.weights.shape[0]
 
-    def gathered(tensor: Any) -> Any:
+    def gathered(tensor: Tensor) -> Tensor:
         # What has another number of rows, or none, belongs to no example: prototypes, for one.
         if not tf.is_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] != size:
             return tensor
@@ -184,24 +163,14 @@ def runs(head: NamedHead, active: tf.Tensor, labels: Labels) -> tf.Tensor:
 
 def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
     """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
-
-    def count(labels: Labels | None) -> tf.Tensor:
-        if labels is None:
-            return tf.constant(0.0)
-        return tf.reduce_sum(labels.weights if labels.counts is None else labels.counts)
-
-    return tf.stack([count(each) for each in labels])
+    counted = [each if each is None else each.weights if each.counts is None else each.counts for each in labels]
+    return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each) for each in counted])
 
 
 def count_over_replicas(
     batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The denominators of an update's losses, float32.
-
-    Returns:
-        `[num_heads]` counts of labelled elements in all batches on this replica, the same over all replicas, and the number
-        of examples over all replicas.
-    """
+    """`[num_heads]` counts of an update's labelled elements on this replica, the same over all, and all its examples."""
     local = tf.add_n([count_labels(of_batch) for of_batch in labels])
     examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
     if replicas.num_replicas() == 1:
@@ -210,7 +179,7 @@ def count_over_replicas(
     return local, reduced[:-1], reduced[-1]
 
 
-def measure(heads: Sequence[NamedHead], representation: Any, labels: Sequence[Labels | None]) -> None:
+def measure(heads: Sequence[NamedHead], representation: Nested, labels: Sequence[Labels | None]) -> None:
     """Updates the metrics of heads that are not trained; labels are None for a head without targets."""
     for head, of_head in zip(heads, labels):
         if of_head is not None:

@@ -15,31 +15,21 @@ import tensorflow as tf
 
 from multihead._ground.calls import graph_function
 from multihead._ground.tensors import added, computed_if, in_xla, with_none, zeros_like
+from multihead._ground.types import Function, Gradient, Nested, Tensor
 from multihead._update.batch import batch_size, merged_spec, open_batch_size, rows
 from multihead._update.labels import Labels
 
 
 class MicroBatch(NamedTuple):
-    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch).
+    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch)."""
 
-    Attributes:
-        inputs: The inputs.
-        labels: The labels of each head that is trained.
-        measured: The labels of each head that is only measured.
-    """
-
-    inputs: Any
-    labels: list[Labels | None]
-    measured: Sequence[Labels | None] = ()
+    inputs: Nested
+    labels: list[Labels | None]  # the labels of each head that is trained
+    measured: Sequence[Labels | None] = ()  # the labels of each head that is only measured
 
 
 class MicroBatches(Sequence[MicroBatch]):
-    """The micro-batches of some batches, each of which is made where it is used.
-
-    Args:
-        batches: The batches with their labels.
-        number: Micro-batches per batch; their sizes differ by at most one, and with fewer examples some are empty.
-    """
+    """The `number` micro-batches of each of some batches, of sizes that differ by one at most, made where they are used."""
 
     def __init__(self, batches: Sequence[MicroBatch], number: int) -> None:
         self.batches = list(batches)
@@ -58,7 +48,7 @@ class MicroBatches(Sequence[MicroBatch]):
         return MicroBatches([_copied(batch) for batch in self.batches], self.number)
 
 
-def _part(batch: MicroBatch, place: Any, number: int) -> MicroBatch:
+def _part(batch: MicroBatch, place: Tensor, number: int) -> Nested:
     """One of a number of parts of a batch, whose sizes differ by at most one."""
     if number == 1:
         return batch
@@ -66,29 +56,22 @@ def _part(batch: MicroBatch, place: Any, number: int) -> MicroBatch:
     return rows(batch, size * place // number, size * (place + 1) // number)
 
 
-def _copied(nest: Any) -> Any:
+def _copied(nest: Nested) -> Nested:
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
 
 
-def plus(first: Any, second: Any) -> Any:
+def plus(first: Nested, second: Nested) -> Nested:
     """The sum of two nests of gradients and tensors; None counts as zero."""
     sums = [added(a, b) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second))]
     return tf.nest.pack_sequence_as(first, sums)
 
 
-def accumulate(compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches, shapes: Any) -> Any:
-    """Sums the results of `compute` over micro-batches; each starts only after the previous one has been added.
+def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatches, shapes: Nested) -> Nested:
+    """Sums the results of `compute`, a nest, over micro-batches; each starts only after the previous one has been added.
 
-    Args:
-        compute: From a micro-batch to a nest of sums. It is traced once, as one function, so that the intermediate
-            values of a micro-batch are released before the next one starts.
-        micro_batches: The micro-batches. Empty ones are skipped, because layers such as batch normalization cannot
-            handle them.
-        shapes: A nest of the result's structure with the dense shape of each tensor; None where the result is always
-            None. Not used for a single micro-batch.
-
-    Returns:
-        The nest of sums.
+    It is traced once, as one function, so that the values of a micro-batch are released before the next one starts. Empty
+    micro-batches are skipped: layers such as batch normalization cannot handle them. `shapes` is a nest of the dense shapes
+    of the results, None for those that are always None; it is not used for a single micro-batch.
     """
     if len(micro_batches) == 1:
         return compute(micro_batches[0])
@@ -98,14 +81,21 @@ def accumulate(compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches
     return tf.nest.pack_sequence_as(shapes, sums)
 
 
-def _traced(compute: Callable[[Any], Any], shapes: Sequence[Any]) -> Any:
+def _traced(compute: Function, shapes: Sequence[tf.Tensor | None]) -> Nested:
     """From a micro-batch to the flat results of `compute`, which are zeros of some shapes if it has no examples."""
 
-    def compute_if_any(micro_batch: Any) -> list[Any]:
-        has_examples, in_branch = batch_size(micro_batch.inputs) > 0, lambda result: result
-        if in_xla():  # which compiles both branches for the actual sizes, with results of equal sizes
-            micro_batch, in_branch = tf.nest.map_structure(_with_a_row, micro_batch), _dense
-        return computed_if(has_examples, lambda: [in_branch(each) for each in tf.nest.flatten(compute(micro_batch))], shapes)
+    def compute_if_any(micro_batch: Nested) -> list[Gradient]:
+        has_examples, is_dense = batch_size(micro_batch.inputs) > 0, in_xla()
+        if is_dense:  # XLA compiles both branches for the actual sizes, with results of equal sizes
+            micro_batch = tf.nest.map_structure(_with_a_row, micro_batch)
+
+        def computed() -> list[Gradient]:
+            found = tf.nest.flatten(compute(micro_batch))
+            return [
+                tf.convert_to_tensor(each) if is_dense and isinstance(each, tf.IndexedSlices) else each for each in found
+            ]
+
+        return computed_if(has_examples, computed, shapes)
 
     if tf.executing_eagerly():
         return compute_if_any
@@ -113,7 +103,7 @@ def _traced(compute: Callable[[Any], Any], shapes: Sequence[Any]) -> Any:
     return graph_function(compute_if_any, reduce_retracing=True, experimental_attributes={"_noinline": True})
 
 
-def _with_a_row(tensor: Any) -> Any:
+def _with_a_row(tensor: Tensor) -> Tensor:
     """A tensor with a row of zeros if it has none: layers need not be able to compute without any."""
     if not tf.is_tensor(tensor) or not tensor.shape.rank:
         return tensor
@@ -122,29 +112,26 @@ def _with_a_row(tensor: Any) -> Any:
     return tf.ensure_shape(padded, [None, *tensor.shape[1:]])
 
 
-def _dense(gradient: Any) -> Any:
-    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _one_by_one(compute: Callable[[MicroBatch], list[Any]], micro_batches: Sequence[MicroBatch]) -> list[Any]:
+def _one_by_one(compute: Function, micro_batches: Sequence[MicroBatch]) -> list[Gradient]:
     """The sums, by one call after another; run eagerly, without the micro-batches that have no examples."""
     parts = list(micro_batches)
     if tf.executing_eagerly():
         parts = [part for part in parts if batch_size(part.inputs) > 0] or parts[:1]
-    sums: Any = None
+    sums: list[Gradient] = []
     for micro_batch in parts:
         with tf.control_dependencies(_components(sums)):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
             found = compute(_copied(micro_batch))
-        sums = found if sums is None else plus(sums, found)
+        sums = plus(sums, found) if sums else found
     return sums
 
 
-def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any]) -> list[Any]:
+def _in_a_loop(compute: Nested, micro_batches: MicroBatches, shapes: Sequence[tf.Tensor | None]) -> list[Gradient]:
     """The sums, by loops over batches that differ in nothing but their size: the graph holds one micro-batch of each."""
-    sums: list[Any] = [None] * len(shapes)
+    sums: list[Gradient] = [None] * len(shapes)
     number = micro_batches.number
-    for batches in _by_spec(micro_batches.batches):
+    for _, group in groupby(micro_batches.batches, key=open_batch_size):
+        batches = list(group)
         spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
         results = compute.get_concrete_function(spec).structured_outputs
         # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
@@ -154,30 +141,29 @@ def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any])
     return sums
 
 
-def _plus_all(compute: Any, batches: _Stored, number: int, sums: list[Any]) -> list[Any]:
+def _plus_all(compute: Function, batches: _Stored, number: int, sums: list[Gradient]) -> list[Gradient]:
     """The sums with the results of the micro-batches of some batches, `number` of each."""
 
-    def add(place: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+    def add(place: tf.Tensor, present: list[Gradient]) -> tuple[tf.Tensor, list[Gradient]]:
         found = plus(with_none(present, like=sums), compute(_part(batches[place // number], place, number)))
         return place + 1, [each for each in found if each is not None]
 
     present = [each for each in sums if each is not None]
+    shapes = [  # sparse gradients gain rows
+        tf.IndexedSlicesSpec(each.shape, each.dtype, each.indices.dtype, each.dense_shape.dtype)
+        if isinstance(each, tf.IndexedSlices)
+        else each.shape
+        for each in present
+    ]
     _, present = tf.while_loop(
         lambda place, _: place < len(batches) * number,
         add,
         (tf.constant(0), present),
-        shape_invariants=(tf.TensorShape([]), [_open_rows(each) for each in present]),
+        shape_invariants=(tf.TensorShape([]), shapes),
         parallel_iterations=1,
         maximum_iterations=len(batches) * number,
     )
     return with_none(present, like=sums)
-
-
-def _open_rows(gradient: Any) -> Any:
-    """The shapes that a sum has in a loop, where sparse gradients gain rows."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient.shape
-    return tf.IndexedSlicesSpec(gradient.shape, gradient.dtype, gradient.indices.dtype, gradient.dense_shape.dtype)
 
 
 def can_loop() -> bool:
@@ -185,40 +171,29 @@ def can_loop() -> bool:
     return not tf.executing_eagerly() and not in_xla()
 
 
-def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
-    """`compute` of each nest, as calls of one function where the graph allows it, so that the graph holds it once.
-
-    Args:
-        compute: From a nest of tensors to a nest of tensors and None; where it is None depends on the specs only.
-        nests: The nests.
-    """
+def each(compute: Function, nests: Sequence[Nested]) -> list[Nested]:
+    """`compute` of each nest; calls of one function where the graph allows it, so that the graph holds it once."""
     if len(nests) == 1 or not can_loop():
         return [compute(nest) for nest in nests]
     in_graph = graph_function(compute)
     return [in_graph(nest) for nest in nests]
 
 
-def _by_spec(nests: Sequence[Any]) -> list[list[Any]]:
-    """Consecutive nests of tensors in groups that differ in nothing but the number of examples."""
-    return [list(group) for _, group in groupby(nests, key=open_batch_size)]
-
-
-def common_spec(nests: Sequence[Any]) -> Any:
+def common_spec(nests: Sequence[Nested]) -> Nested:
     """The specs of nests that differ in nothing but the number of examples, which is open unless it is known to be equal."""
-
-    def of_tensors(*tensors: Any) -> Any:
-        return merged_spec(*(None if each is None else tf.type_spec_from_value(each) for each in tensors))
-
-    return tf.nest.map_structure(of_tensors, *nests)
+    specs = [
+        tf.nest.map_structure(lambda each: each if each is None else tf.type_spec_from_value(each), nest) for nest in nests
+    ]
+    return tf.nest.map_structure(merged_spec, *specs)
 
 
 class _Stored:
     """Nests of tensors that differ in nothing but the number of examples, as a sequence that is indexed in the graph."""
 
-    def __init__(self, nests: Sequence[Any]) -> None:
+    def __init__(self, nests: Sequence[Nested]) -> None:
         self._spec, self._number, self._arrays = common_spec(nests), len(nests), []
         for tensors in zip(*(_components(nest) for nest in nests)):
-            array = _empty(tensors[0].dtype, len(tensors))
+            array = tf.TensorArray(tensors[0].dtype, len(tensors), infer_shape=False, clear_after_read=False)
             for place, tensor in enumerate(tensors):
                 array = array.write(place, tensor)
             self._arrays.append(array)
@@ -226,23 +201,14 @@ class _Stored:
     def __len__(self) -> int:
         return self._number
 
-    def __getitem__(self, place: tf.Tensor) -> Any:
-        return _read(self._arrays, place, self._spec)
+    def __getitem__(self, place: tf.Tensor) -> Nested:
+        found = [array.read(place) for array in self._arrays]
+        for tensor, spec in zip(found, _components(self._spec)):
+            tensor.set_shape(spec.shape)
+        flat = with_none(found, like=tf.nest.flatten(self._spec, expand_composites=True))
+        return tf.nest.pack_sequence_as(self._spec, flat, expand_composites=True)
 
 
-def _empty(dtype: tf.DType, size: int) -> tf.TensorArray:
-    return tf.TensorArray(dtype, size, infer_shape=False, clear_after_read=False)
-
-
-def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
-    """A nest with the structure and the shapes of another, of tensors or specs, from arrays of its components."""
-    found = [array.read(place) for array in arrays]
-    for tensor, other in zip(found, _components(like)):
-        tensor.set_shape(other.shape)
-    flat = with_none(found, like=tf.nest.flatten(like, expand_composites=True))
-    return tf.nest.pack_sequence_as(like, flat, expand_composites=True)
-
-
-def _components(nest: Any) -> list[Any]:
+def _components(nest: Nested) -> list[Tensor]:
     """The dense tensors, or specs, that a nest consists of, without None."""
     return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]

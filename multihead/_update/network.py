@@ -4,40 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, owner_names, state_variables
 from multihead._ground.tensors import where
+from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead.heads._named import NamedHead
 
 
 class ByOwner(NamedTuple):
-    """Trainable variables by owner, each of them once; or one gradient for each, None if no loss depends on the variable.
+    """Trainable variables by owner, each of them once; or one gradient for each, None if no loss depends on the variable."""
 
-    Attributes:
-        encoder: Those of the encoder.
-        heads: Those of the heads that are not variables of the encoder.
-        weighting: Those of the weighting.
-    """
-
-    encoder: list[Any]
-    heads: list[Any]
-    weighting: list[Any]
+    encoder: list[Nested]  # those of the encoder
+    heads: list[Nested]  # those of the heads that are not variables of the encoder
+    weighting: list[Nested]  # those of the weighting
 
     @property
-    def of_losses(self) -> list[Any]:
+    def of_losses(self) -> list[Nested]:
         """Those of the encoder and the heads, whose gradients are clipped."""
         return [*self.encoder, *self.heads]
 
     @property
-    def all(self) -> list[Any]:
+    def all(self) -> list[Nested]:
         """All of them, in this order."""
         return [*self.encoder, *self.heads, *self.weighting]
 
-    def like(self, values: Sequence[Any]) -> ByOwner:
+    def like(self, values: Sequence[Nested]) -> ByOwner:
         """A list of something in the order of `all`, by owner."""
         end = len(self.of_losses)
         return ByOwner(list(values[: len(self.encoder)]), list(values[len(self.encoder) : end]), list(values[end:]))
@@ -45,68 +40,44 @@ class ByOwner(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """The encoder, the heads and their trainable variables.
+    """The encoder, the heads and their trainable variables."""
 
-    Attributes:
-        encoder: The shared encoder.
-        heads: The heads, in the order in which they were added.
-        variables: All trainable variables.
-        own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They
-            are those of its module, and others that its loss reads.
-        shared: For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also
-            contains, or its loss reads.
-        learned_by: For each variable in `variables.weighting`, the heads that train it.
-        stateful: For each head, whether a forward pass in training mode may change variables of its module.
-        with_state: The layers that may change variables of their own in such a pass, each with its module.
-        measured: The heads that are not trained, and have metrics.
-        frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
-    """
-
-    encoder: Any
-    heads: tuple[NamedHead, ...]
-    variables: ByOwner
+    encoder: Layer
+    heads: tuple[NamedHead, ...]  # the heads, in the order in which they were added
+    variables: ByOwner  # all trainable variables
+    # For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They are those
+    # of its module, and others that its loss reads.
     own: tuple[tuple[int, ...], ...]
+    # For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also contains,
+    # or its loss reads
     shared: tuple[tuple[int, ...], ...]
-    learned_by: tuple[list[int], ...]
-    stateful: tuple[bool, ...]
-    with_state: tuple[tuple[Any, Any], ...] = ()
-    measured: tuple[NamedHead, ...] = ()
+    learned_by: tuple[list[int], ...]  # for each variable in `variables.weighting`, the heads that train it
+    stateful: tuple[bool, ...]  # for each head, whether a forward pass in training mode may change variables of its module
+    # The layers that may change variables of their own in such a pass, each with its module
+    with_state: tuple[tuple[Layer, Layer], ...] = ()
+    measured: tuple[NamedHead, ...] = ()  # the heads that are not trained, and have metrics
+    # The positions in `variables.all` of variables that are not trained, and need no gradients
     frozen: frozenset[int] = frozenset()
 
     @classmethod
     def of(
         cls,
-        encoder: Any,
+        encoder: Layer,
         heads: Sequence[NamedHead],
-        weighting: Any = None,
-        read_by_losses: Sequence[Sequence[Any]] = (),
+        weighting: Layer = None,
+        read_by_losses: Sequence[Sequence[Variable]] = (),
         measured: Sequence[NamedHead] = (),
     ) -> Network:
-        """Collects the trainable variables of built modules and of a built weighting, if any.
-
-        Args:
-            encoder: The built encoder.
-            heads: The built heads.
-            weighting: The built weighting, or None.
-            read_by_losses: For each head, variables of these modules that its loss reads; empty for none.
-            measured: The heads without a loss.
-        """
+        """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
-        of_heads: list[Any] = []
-        in_heads: dict[int, int] = {}
-        read: list[list[int]] = []
-        for head in heads:
-            read.append([])
-            for variable in getattr(head.module, "trainable_variables", []):
-                key = id(tensor_variable(variable))
-                read[-1].append(key)
-                if key not in in_encoder and key not in in_heads:
-                    in_heads[key] = len(of_heads)
-                    of_heads.append(variable)
+        of_modules = [list(getattr(head.module, "trainable_variables", [])) for head in heads]
+        found = {id(tensor_variable(variable)): variable for variables in of_modules for variable in variables}
+        of_heads = [variable for key, variable in found.items() if key not in in_encoder]
+        in_heads = {id(tensor_variable(variable)): i for i, variable in enumerate(of_heads)}
         own, shared = [], []
-        for head, keys, others in zip(heads, read, read_by_losses or [()] * len(heads)):
-            keys = list(dict.fromkeys([*keys, *(id(tensor_variable(variable)) for variable in others)]))
+        for head, variables, others in zip(heads, of_modules, read_by_losses or [()] * len(heads)):
+            keys = list(dict.fromkeys(id(tensor_variable(variable)) for variable in (*variables, *others)))
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
             shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder and head.trains_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)
@@ -124,6 +95,16 @@ class Network:
             with_state=tuple(with_state.values()),
             measured=tuple(measured),
         )
+
+    @property
+    def modules(self) -> list[Layer]:
+        """The encoder, and the modules of the heads."""
+        return [self.encoder, *(head.module for head in self.heads)]
+
+    @property
+    def adds_losses(self) -> bool:
+        """Whether a layer adds losses: to its latest call, or for its weights."""
+        return any(losses_of_call(module) or losses_of_weights(module) for module in self.modules)
 
     @property
     def encoder_tensors(self) -> list[tf.Variable]:
@@ -144,7 +125,7 @@ class Network:
         return [tensor for tensor in tensors if id(tensor) not in frozen]
 
     @property
-    def frozen_layers(self) -> list[Any]:
+    def frozen_layers(self) -> list[Layer]:
         """The layers that would change variables of their own that are frozen: batch normalization, for example.
 
         These are layers of which nothing is trained because they, or the whole module, are frozen, and those that assign a
@@ -153,7 +134,7 @@ class Network:
         keys = [id(tensor_variable(variable)) for variable in self.variables.all]
         trained = {key for i, key in enumerate(keys) if i not in self.frozen}
 
-        def is_frozen(layer: Any, module: Any) -> bool:
+        def is_frozen(layer: Layer, module: Layer) -> bool:
             learns = [variable for variable in own_state(layer) if variable.trainable]
             variables = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
             of_layer = [id(tensor_variable(variable)) for variable in variables]
@@ -164,8 +145,7 @@ class Network:
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass in training mode may change, such as moving averages."""
-        modules = [self.encoder, *(head.module for head in self.heads)]
-        found = [variable for module in modules for variable in state_variables(module)]
+        found = [variable for module in self.modules for variable in state_variables(module)]
         return list({id(variable): variable for variable in found}.values())
 
     @property
@@ -190,30 +170,21 @@ def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
     return tf.add_n(found) if found else None
 
 
-def adds_losses(network: Network) -> bool:
-    """Whether a layer adds losses: to its latest call, or for its weights."""
-    modules = (network.encoder, *(head.module for head in network.heads))
-    return any(losses_of_call(module) or losses_of_weights(module) for module in modules)
-
-
-def loss_of_call(module: Any) -> tf.Tensor | None:
+def loss_of_call(module: Layer) -> tf.Tensor | None:
     """The sum of the losses that the latest call of a module has added, float32; None without any."""
     return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
 
 
 def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
-    """The sum of the losses of weights, float32; None without any.
-
-    Those of layers that only heads contain count if one of these heads is active.
-    """
-    found = dict[int, tuple[str, Any]](losses_of_weights(network.encoder))
+    """The sum of the losses of weights, float32; None without any. Those of heads alone count if one of them is active."""
+    found = dict[int, tuple[str, Function]](losses_of_weights(network.encoder))
     of_encoder, owners = set(found), dict[int, list[int]]()
     for k, head in enumerate(network.heads):
         for key, each in losses_of_weights(head.module).items():
             found[key] = each
             owners.setdefault(key, []).append(k)
 
-    def counted(key: int, name: str, loss: Any) -> tf.Tensor | None:
+    def counted(key: int, name: str, loss: Function) -> tf.Tensor | None:
         value = _scalar(name, loss())
         if value is None or key in of_encoder:
             return value
@@ -233,7 +204,7 @@ def gradients_of_weights(network: Network, active: tf.Tensor) -> tuple[tf.Tensor
     return loss, network.variables.like([found.get(i) for i in range(len(network.variables.all))])
 
 
-def _scalar(name: str, loss: Any) -> Any:
+def _scalar(name: str, loss: Tensor) -> tf.Tensor | None:
     if loss is not None and loss.shape.rank:
         raise ValueError(
             "`add_loss` and regularizers must add one number, a scalar. Received: a loss of shape "

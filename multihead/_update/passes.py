@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Tensor
 from multihead._update.batch import batch_size
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
@@ -27,19 +27,13 @@ from multihead.heads._named import sum_of_losses
 
 
 class LossGradients(NamedTuple):
-    """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none.
+    """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none."""
 
-    Attributes:
-        value: `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor.
-        representation: One dense gradient per floating-point leaf of the representation.
-        own: One per variable that belongs only to the head.
-        shared: One per variable of the encoder that the head's module also contains.
-    """
-
+    # `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor
     value: tf.Tensor | None
-    representation: list[tf.Tensor | None]
-    own: list[Gradient]
-    shared: list[Gradient]
+    representation: list[tf.Tensor | None]  # one dense gradient per floating-point leaf of the representation
+    own: list[Gradient]  # one per variable that belongs only to the head
+    shared: list[Gradient]  # one per variable of the encoder that the head's module also contains
 
 
 HeadLosses = tuple[LossGradients, LossGradients]
@@ -49,16 +43,7 @@ HeadLosses = tuple[LossGradients, LossGradients]
 class HeadsPass:
     """The forward pass of a micro-batch, and the backward passes of the heads down to the representation.
 
-    Args:
-        network: The encoder and the heads.
-        micro_batch: Inputs and labels.
-        weights: How much the losses count.
-        is_repeated: Whether there may be several backward passes through the encoder.
-
-    Attributes:
-        network: The argument.
-        heads: The losses of each head and their gradients; None for a head without targets in the micro-batch.
-        at_representation: For each head, the gradients of its loss at the representation.
+    There may be several backward passes through the encoder if it `is_repeated`.
     """
 
     def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool) -> None:
@@ -72,7 +57,7 @@ class HeadsPass:
         self._representation = DetachedRepresentation(representation)
         measure(network.measured, self._representation.nest, micro_batch.measured)
         self._factors = tf.unstack(weights.per_element)
-        self.heads: list[HeadLosses | None] = []
+        self.heads: list[HeadLosses | None] = []  # None for a head without targets in the micro-batch
         for k, labels in enumerate(micro_batch.labels):
             if labels is not None and weights.conditional[k]:
                 self.heads.append(self._head_if(runs(network.heads[k], weights.active[k], labels), k, labels))
@@ -93,7 +78,7 @@ class HeadsPass:
         return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), tf.float32), self._weights.examples)
 
     def _gradients(
-        self, tape: Any, losses: Sequence[Any], sources: Sequence[Any], factors: Sequence[tf.Tensor]
+        self, tape: tf.GradientTape, losses: Sequence[tf.Tensor], sources: Sequence[Tensor], factors: Sequence[tf.Tensor]
     ) -> dict[int, Gradient]:
         """The gradients of losses times some factors by the identity of a source, with loss scaling in the backward pass."""
         scale = self._weights.scale
@@ -152,16 +137,16 @@ class HeadsPass:
         # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
         shapes = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
         found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(shapes))
-        return tf.nest.pack_sequence_as(shapes, found)
+        of_loss, of_added = tf.nest.pack_sequence_as(shapes, found)
+        return of_loss, of_added
 
     # ------------------------------------------------------------------------------------------- the encoder
 
     def backward(self, of_losses: Sequence[tf.Tensor | None], factors: tf.Tensor | None) -> list[Gradient]:
         """One gradient per encoder variable, in one backward pass: of all added losses and the heads' combined losses.
 
-        Args:
-            of_losses: The combined gradient at the representation: one tensor per leaf, or None.
-            factors: `[num_heads]`: the factors of the heads' losses in it; None if there are none.
+        `of_losses` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
+        are those of the heads' losses in it.
         """
         found = self._through_encoder([added(a, b) for a, b in zip(of_losses, self._of_added)], with_added=True)
         for k, i, of_loss, of_added in self._shared():
@@ -228,21 +213,15 @@ def _refuse_or_warn(name: str, *, trains_own: bool) -> None:
 
 
 class Sums(NamedTuple):
-    """The sums of micro-batches that do not depend on how the heads are combined.
+    """The sums of micro-batches that do not depend on how the heads are combined."""
 
-    Attributes:
-        losses: `[num_heads]` loss sums, not divided by counts.
-        added_loss: The losses that calls have added, times the micro-batch's factor; None without any.
-        own: For each head, the gradients of its loss with respect to its own variables.
-        added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
-        broken: `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of
-            a shared variable, is not finite.
-    """
-
-    losses: tf.Tensor
-    added_loss: tf.Tensor | None
-    own: list[list[Gradient]]
+    losses: tf.Tensor  # `[num_heads]` loss sums, not divided by counts
+    added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's factor; None without any
+    own: list[list[Gradient]]  # for each head, the gradients of its loss with respect to its own variables
+    # For each head, the gradients of the losses added by its module with respect to its own variables
     added_own: list[list[Gradient]]
+    # `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of a shared
+    # variable, is not finite
     broken: tf.Tensor
 
     @classmethod
@@ -277,9 +256,9 @@ class Sums(NamedTuple):
             for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
                 of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
                 totals[i] = added(totals[i], added(of_loss, of_added))
-        return replicas.all_reduce_sum(totals)
+        return list(replicas.all_reduce_sum(totals))
 
 
-def shapes_of(tensors: Sequence[Any]) -> list[Any]:
+def shapes_of(tensors: Sequence[Tensor]) -> list[tf.Tensor]:
     """The shapes of some tensors of known shapes, as tensors."""
     return [tf.constant(tf.TensorShape(tensor.shape).as_list(), tf.int32) for tensor in tensors]

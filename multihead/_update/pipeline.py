@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.tensors import computed_if, inner_products, where
+from multihead._ground.tensors import computed_if, inner_products, unchecked, where
 from multihead._ground.validation import stop_unless
 from multihead._update.batch import Batch
 from multihead._update.faults import Broken
@@ -21,13 +21,9 @@ from multihead._update.weights import Losses, LossWeights, head_weights_at, meet
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
-    """Computes the gradients of one update. Everything nonlinear happens once, after all micro-batches and replicas.
+    """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None.
 
-    Args:
-        spec: How updates are computed.
-        batches: The update's batches on this replica.
-        step: The number of updates applied so far, an int64 scalar.
-        scale: The factor of loss scaling, or None.
+    Everything nonlinear happens once, after all micro-batches and replicas.
     """
     network, roll_back = spec.network, RollBack(spec.state)
 
@@ -54,7 +50,10 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
 
     # 5. What the weighting learns.
-    norms = combined.norms
+    norms = seen = combined.norms
+    if combined.is_measured is not None:
+        with unchecked():
+            seen = where(combined.is_measured, norms, float("nan"))
     found = ByOwner(combined.gradients, plus(own, of_weights.heads), losses.learned(norms))
     return Update(
         gradients=found,
@@ -67,7 +66,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         counts=where(active, local_counts, 0.0),
         added_loss=sum_of([sums.added_loss, None if loss_of_weights is None else replicas.part_of(loss_of_weights)]),
         combined=combined,
-        norms=combined.if_measured(norms),
+        norms=seen,
         losses=losses,
         by_layer=_products_by_layer(spec, by_layer, combined, losses),
         micro_batches=micro_batches,
@@ -122,10 +121,7 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
 def _products_by_layer(
     spec: UpdateSpec, condition: tf.Tensor | None, combined: Combined, losses: Losses
 ) -> tf.Tensor | None:
-    """`[layers, num_heads + 1, num_heads + 1]` float64 inner products of the heads' gradients and the combined one.
-
-    Zeros if the condition does not hold; None for None.
-    """
+    """`[layers, num_heads + 1, num_heads + 1]` float64 products of the heads' gradients and the combined one, or zeros."""
     if condition is None:
         return None
     layers, size = spec.network.layers.values(), len(combined.rows) + 1

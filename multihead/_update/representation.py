@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
 from multihead._ground.tensors import added, half_square, inner_products, scaled, unchecked, where, wide
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Layer, Nested
 from multihead._ground.validation import in_short
 from multihead.heads._reads import described
 
@@ -25,12 +24,8 @@ Measure = Callable[[Rows], tf.Tensor]
 """Computes the inner products of the heads' gradients, `[num_heads, num_heads]` float64, or only their diagonal."""
 
 
-def call_encoder(encoder: Any, inputs: Any, *, training: bool) -> Any:
-    """The representation of a nest of inputs.
-
-    Raises:
-        ValueError: The encoder cannot take the inputs.
-    """
+def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
+    """The representation of a nest of inputs; a `ValueError` if the encoder cannot take them."""
     try:
         return call_module(encoder, inputs, training=training)
     except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
@@ -44,27 +39,20 @@ def call_encoder(encoder: Any, inputs: Any, *, training: bool) -> Any:
 
 
 class DetachedRepresentation:
-    """The representation with its floating-point leaves detached from the encoder.
-
-    Args:
-        representation: The encoder's output: a tensor or any nest of tensors.
-
-    Attributes:
-        attached: The floating-point leaves as returned by the encoder, each once.
-        leaves: The same leaves, detached.
-        nest: The representation with detached leaves; other leaves (masks, lengths) pass through, Keras masks are kept.
+    """The encoder's output, a nest of tensors, with its floating-point leaves detached from the encoder.
 
     Raises:
         ValueError: There is no floating-point leaf.
     """
 
-    def __init__(self, representation: Any) -> None:
+    def __init__(self, representation: Nested) -> None:
         flat = tf.nest.flatten(representation)
         floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
         # A tensor with several names is one leaf, shared by heads that read it by different names.
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
         leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
+        # The floating-point leaves, each once, and the nest with detached ones; other leaves pass through; masks are kept.
         self.attached, self.leaves = list(attached.values()), list(detached.values())
         self.nest = tf.nest.pack_sequence_as(representation, leaves)
         if not self.leaves:

@@ -24,66 +24,39 @@ from multihead.weighting import Weighting
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step can rely on, all of it known before the step is traced. Another plan is another step.
+    """What a step can rely on, all of it known before the step is traced. Another plan is another step."""
 
-    Attributes:
-        labels_are_checked: Whether all labels were checked before the first update.
-        complete: The names of heads none of whose targets mark a missing label.
-        heads_stay: Whether heads stay awake, with weights above 0.
-        may_be_idle: Whether heads may be made idle meanwhile, so that idle heads should cost nothing.
-        period: The number of the period of training; None: the one at the time when the step is traced.
-        class_weight: Pairs of a head's name, and pairs of class and weight, which replace the weights of its classes.
-    """
-
-    labels_are_checked: bool = False
-    complete: frozenset[str] = frozenset()
-    heads_stay: bool = False
-    may_be_idle: bool = False
-    period: int | None = None
+    labels_are_checked: bool = False  # whether all labels were checked before the first update
+    complete: frozenset[str] = frozenset()  # the names of heads none of whose targets mark a missing label
+    heads_stay: bool = False  # whether heads stay awake, with weights above 0
+    may_be_idle: bool = False  # whether heads may be made idle meanwhile, so that idle heads should cost nothing
+    period: int | None = None  # the number of the period of training; None: the one at the time when the step is traced
+    # Pairs of a head's name, and pairs of class and weight, which replace the weights of its classes
     class_weight: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
 class UpdateSpec:
-    """How updates are computed and applied.
+    """How updates are computed and applied."""
 
-    Attributes:
-        network: The encoder and the heads.
-        predictions: The rank and mask of each head's predictions.
-        of_measured: The same of each head that is only measured.
-        weighting: A weighting, or None for the weighted sum.
-        balancer: A balancer, or None for the plain sum.
-        schedule: The schedule, which decides which heads train at a step.
-        way: The way of the heads' gradients through the encoder, which combines them.
-        num_micro_batches: Micro-batches per batch.
-        clip: Limits the gradients, or None.
-        slots: The optimizer slots of each of the network's variables.
-        awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
-        faults: What happens to updates that are not finite.
-        check_labels: Whether values of labels and sample weights are checked in each batch.
-        periods: The factors of learning rates and weight decay in each period of training, in order.
-        pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
-        layers_every: The heads' gradients are measured by layer in every so many updates; 0 in none.
-        plan: What the step relies on.
-    """
-
-    network: Network
-    predictions: Sequence[Predictions]
-    weighting: Weighting | None
-    balancer: Balancer | None
-    schedule: Schedule
-    way: Way
-    num_micro_batches: int
-    clip: Clipping | None
-    slots: Sequence[Sequence[tf.Variable]]
-    awake: tf.Variable
+    network: Network  # the encoder and the heads
+    predictions: Sequence[Predictions]  # the rank and mask of each head's predictions
+    weighting: Weighting | None  # None for the weighted sum
+    balancer: Balancer | None  # None for the plain sum
+    schedule: Schedule  # the schedule, which decides which heads train at a step
+    way: Way  # the way of the heads' gradients through the encoder, which combines them
+    num_micro_batches: int  # micro-batches per batch
+    clip: Clipping | None  # limits the gradients
+    slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots of each of the network's variables
+    awake: tf.Variable  # `[num_heads]`: 1 for each head that may be trained, 0 for the others
     faults: Faults
-    check_labels: bool
-    periods: tuple[Rates, ...]
+    check_labels: bool  # whether values of labels and sample weights are checked in each batch
+    periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
+    # The positions of pairs of heads whose gradients can be compared where they are combined
     pairs: tuple[tuple[int, int], ...]
-    layers_every: int = 0
-    of_measured: tuple[Predictions, ...] = ()
-    plan: Plan = Plan()
+    layers_every: int = 0  # the heads' gradients are measured by layer in every so many updates; 0 in none
+    of_measured: tuple[Predictions, ...] = ()  # the same of each head that is only measured
+    plan: Plan = Plan()  # what the step relies on
 
     def under(self, plan: Plan, period: int) -> UpdateSpec:
         """The specification of updates under a plan, in a period, whose frozen variables get no gradients."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.replicas import assign
-from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Nested
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner
@@ -20,17 +19,11 @@ from multihead.rates import Rates
 
 
 class RollBack:
-    """Remembers the values of variables, to restore them later.
-
-    Args:
-        variables: The variables; their values are read when this is created.
-
-    Attributes:
-        values: The values to restore. They must be passed through `merge_call` to leave the replicas.
-    """
+    """Remembers the values of variables as they are when it is created, to restore them later."""
 
     def __init__(self, variables: Iterable[tf.Variable] = ()) -> None:
         self._variables = list(variables)
+        # They must be passed through `merge_call` to leave the replicas.
         self.values = [variable.value() for variable in self._variables]
 
     def restore(self) -> None:
@@ -45,42 +38,28 @@ class RollBack:
 
 
 class Combined(NamedTuple):
-    """The combined encoder gradient, over all micro-batches and replicas.
+    """The combined encoder gradient, over all micro-batches and replicas."""
 
-    Attributes:
-        gradients: One per encoder variable, or None.
-        coefficients: `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads.
-        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are
-            combined; possibly only the diagonal, or None.
-        at_representation: The inner products at the representation; possibly only the diagonal, or None.
-        square: The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads'
-            gradients times their coefficients; otherwise None.
-        is_measured: Whether `gramian` was computed, a boolean scalar; otherwise it is zero. None: always.
-        rows: For each head, the gradients of its loss over all replicas, one per encoder variable, without loss-dependent
-            factors; empty if they are not known.
-        leaves: For each head, this replica's weighted gradients at the representation; empty if they are not kept.
-    """
-
-    gradients: list[Gradient]
-    coefficients: tf.Tensor
+    gradients: list[Gradient]  # one per encoder variable, or None
+    coefficients: tf.Tensor  # `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads
+    # `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are combined; possibly
+    # only the diagonal, or None
     gramian: tf.Tensor | None
-    at_representation: tf.Tensor | None
+    at_representation: tf.Tensor | None  # the inner products at the representation; possibly only the diagonal, or None
+    # The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads' gradients times
+    # their coefficients; otherwise None
     square: tf.Tensor | None = None
+    # Whether `gramian` was computed, a boolean scalar; otherwise it is zero. None: always.
     is_measured: tf.Tensor | None = None
+    # For each head, the gradients of its loss over all replicas, one per encoder variable, without loss-dependent factors;
+    # empty if they are not known
     rows: Rows = ()
-    leaves: Rows = ()
+    leaves: Rows = ()  # for each head, this replica's weighted gradients at the representation; empty if they are not kept
 
     @property
     def norms(self) -> tf.Tensor | None:
         """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
         return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
-
-    def if_measured(self, norms: tf.Tensor | None) -> tf.Tensor | None:
-        """These norms; NaN if they were not measured."""
-        if self.is_measured is None:
-            return norms
-        with unchecked():
-            return where(self.is_measured, norms, float("nan"))
 
     @property
     def cosines(self) -> tf.Tensor | None:
@@ -102,26 +81,17 @@ class Combined(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Gradients to apply as one update.
+    """Gradients to apply as one update."""
 
-    Attributes:
-        gradients: The gradients, reduced over replicas, without loss scaling.
-        clipped: The same after clipping; before it, `gradients`.
-        step: The number of updates applied before this one, an int64 scalar.
-        active: `[num_heads]` booleans: which heads the update trains.
-        never_idle: For each head, whether every update that is applied trains it; empty if that is not known.
-        without_heads: Whether it is applied even if no head is active: gradients of the encoder alone.
-        broken: Which losses and gradients are not finite.
-        roll_back: Restores the state that computing the update has changed, if it is skipped.
-    """
-
-    gradients: ByOwner
-    clipped: ByOwner
-    step: tf.Tensor
-    active: tf.Tensor
-    broken: Broken
+    gradients: ByOwner  # the gradients, reduced over replicas, without loss scaling
+    clipped: ByOwner  # the same after clipping; before it, `gradients`
+    step: tf.Tensor  # the number of updates applied before this one, an int64 scalar
+    active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
+    broken: Broken  # which losses and gradients are not finite
+    # Restores the state that computing the update has changed, if it is skipped
     roll_back: RollBack = field(default_factory=RollBack)
-    without_heads: bool = False
+    without_heads: bool = False  # whether it is applied even if no head is active: gradients of the encoder alone
+    # For each head, whether every update that is applied trains it; empty if that is not known
     never_idle: tuple[bool, ...] = ()
 
     @property
@@ -137,29 +107,18 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Update(Change):
-    """One update, computed from batches.
+    """One update, computed from batches."""
 
-    Attributes:
-        loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
-        counts: `[num_heads]` counts of these elements; 0 for idle heads.
-        added_loss: This replica's regularization and `add_loss` losses; None without any.
-        combined: The encoder's gradient, and how it was combined.
-        norms: `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`.
-        losses: The losses over all replicas, their weights and their total.
-        by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the
-            combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
-        micro_batches: The examples on this replica.
-        rates: The factors of learning rates.
-    """
-
-    loss_sums: tf.Tensor
-    counts: tf.Tensor
-    added_loss: tf.Tensor | None
-    combined: Combined
-    norms: tf.Tensor | None
-    losses: Losses
+    loss_sums: tf.Tensor  # `[num_heads]` unweighted loss sums over this replica's labelled elements
+    counts: tf.Tensor  # `[num_heads]` counts of these elements; 0 for idle heads
+    added_loss: tf.Tensor | None  # this replica's regularization and `add_loss` losses; None without any
+    combined: Combined  # the encoder's gradient, and how it was combined
+    norms: tf.Tensor | None  # `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`
+    losses: Losses  # the losses over all replicas, their weights and their total
+    # `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the combined
+    # gradient in each encoder layer; zeros in updates that do not measure them, None if none does
     by_layer: tf.Tensor | None
-    micro_batches: MicroBatches
+    micro_batches: MicroBatches  # the examples on this replica
     rates: Rates
 
     @property
@@ -173,16 +132,11 @@ class Update(Change):
         return self.losses.given.examples
 
     @property
-    def total_counts(self) -> tf.Tensor:
-        """`[num_heads]` counts of labelled elements over all replicas."""
-        return self.losses.given.counts
-
-    @property
     def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         batches = self.micro_batches.batches
         return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
 
 
-def _floats(nest: Any) -> list[tf.Tensor]:
+def _floats(nest: Nested) -> list[tf.Tensor]:
     leaves = tf.nest.flatten(nest, expand_composites=True)
     return [leaf for leaf in leaves if leaf is not None and leaf.dtype.is_floating]

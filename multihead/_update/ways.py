@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.tensors import Rows as Matrix
 from multihead._ground.tensors import as_rows, computed_if, gramian, in_xla, inner_products, where, with_none
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Nested, Tensor
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
 from multihead._update.passes import HeadsPass, Sums, shapes_of
@@ -32,37 +32,23 @@ Found = tuple[Sums, Losses, Combined]
 class Way(ABC):
     """One way through the encoder: gathers gradients over micro-batches, and combines the heads' into one.
 
-    Args:
-        balancer: A balancer, or None for the plain sum.
-        measure: Computes inner products at the representation, or None.
-
-    Attributes:
-        measure: The argument.
-        per_head: Whether each head has a backward pass of its own through the encoder.
-        may_reuse: Whether an update may reuse coefficients, and then makes one backward pass for all heads.
+    The plain sum has no balancer; `measure` computes inner products at the representation, unless it is None.
     """
 
-    per_head = False
-    may_reuse = False
+    per_head = False  # whether each head has a backward pass of its own through the encoder
+    may_reuse = False  # whether an update may reuse coefficients, and then makes one backward pass for all heads
 
     def __init__(self, balancer: Balancer | None = None, measure: Measure | None = None) -> None:
         self._balancer, self.measure = balancer, measure
 
     @abstractmethod
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
-        """The gradients of an update.
-
-        Args:
-            network: The encoder and the heads.
-            micro_batches: The micro-batches of this replica.
-            weights: How much the heads' losses count.
-            by_layer: Whether the heads' gradients are measured by layer, a boolean scalar; None if they never are.
-        """
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
+        """The gradients of an update; `by_layer` is whether those of heads are measured by layer; None: never."""
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
 
-    def _shapes(self, network: Network, *, has_rows: bool) -> Any:
+    def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
         """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
         encoder, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         products = None if self.measure is None else tf.constant([num_heads, num_heads])
@@ -72,8 +58,8 @@ class Way(ABC):
 class Summed(Way):
     """Adds the heads' gradients before one backward pass of each micro-batch, where their weights are known before."""
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
-        def of_micro_batch(micro_batch: MicroBatch) -> Any:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
+        def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
             rows = found.at_representation
             encoder = found.backward(total(rows), tf.ones([len(rows)]))
@@ -90,7 +76,7 @@ class Summed(Way):
 class CombinedFirst(Way):
     """Combines the heads at the representation before one backward pass, for updates of a single micro-batch."""
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
         (micro_batch,) = micro_batches
         found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
         sums = Sums.of(found, is_measured=self.measure is not None)
@@ -111,11 +97,7 @@ class CombinedFirst(Way):
 class PassPerHead(Way):
     """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches.
 
-    Args:
-        balancer: A balancer, or None for the plain sum.
-        measure: As in `Way`.
-        at_parameters: Whether the gradients of the encoder's parameters are balanced, not those at the representation.
-        may_reuse: As in `Way`.
+    With `at_parameters`, the gradients of the encoder's parameters are balanced, not those at the representation.
     """
 
     per_head = True
@@ -131,10 +113,10 @@ class PassPerHead(Way):
         super().__init__(balancer, measure)
         self._at_parameters, self.may_reuse = at_parameters, may_reuse
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
         solves, known = self._reused(weights, by_layer)
 
-        def of_micro_batch(micro_batch: MicroBatch) -> Any:
+        def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights, is_repeated=True)
             sums, products = Sums.of(found, is_measured=False), self._measured(found.at_representation)
             if solves is None:
@@ -153,7 +135,7 @@ class PassPerHead(Way):
         rows = [] if by_layer is None else _of_all_replicas(rows)
         return sums, losses, Combined(encoder, coefficients, at_representation, at_representation, rows=rows)
 
-    def _reused(self, weights: LossWeights, by_layer: Any) -> tuple[tf.Tensor | None, Any]:
+    def _reused(self, weights: LossWeights, by_layer: tf.Tensor | None) -> tuple[tf.Tensor | None, tf.Tensor | None]:
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
         if self._balancer is None or not self.may_reuse or in_xla():
             return None, None
@@ -175,12 +157,18 @@ class PassPerHead(Way):
         """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
         square, is_measured = None, solves
         if self._balancer is not None and "gradients" in self._balancer.uses:
-            is_measured, dense = None, [_dense(row, network.encoder_tensors) for row in rows]
-            matrices = [matrix.times(losses.factors) for column in zip(*dense) if (matrix := as_rows(column)) is not None]
+            is_measured, matrices = None, []
+            for variable, *column in zip(network.encoder_tensors, *rows):  # dense: methods have state per parameter
+                dense = [tf.zeros(variable.shape) if each is None else tf.convert_to_tensor(each) for each in column]
+                matrices += [matrix.times(losses.factors) for matrix in [as_rows(dense)] if matrix is not None]
             products = gramian([matrix.values for matrix in matrices], len(rows))
             found, coefficients, square = combine_matrices(self._balancer, losses, matrices, products)
         else:
-            products = inner_products(rows) if solves is None else _products_if(solves, rows)
+            if solves is None:
+                products = inner_products(rows)
+            else:
+                size = [len(rows)] * 2
+                products = tf.cond(solves, lambda: inner_products(rows), lambda: tf.zeros(size, tf.float64))
             products = weighted(products, losses.factors)
             coefficients = coefficients_of(self._balancer, losses, products)
             found = total(times(rows, losses.times_factors(coefficients)))
@@ -205,10 +193,6 @@ def _apart_or_combined(found: HeadsPass, solves: tf.Tensor, factors: tf.Tensor) 
     return either, found.by_head_if(solves)
 
 
-def _products_if(condition: tf.Tensor, rows: Rows) -> tf.Tensor:
-    return tf.cond(condition, lambda: inner_products(rows), lambda: tf.zeros([len(rows)] * 2, tf.float64))
-
-
 def _of_all_replicas(rows: Rows) -> list[list[Gradient]]:
     return [replicas.all_reduce_sum(row) for row in rows]
 
@@ -218,7 +202,7 @@ def _reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor
     return None if products is None else weighted(replicas.all_reduce_sum(products), factors)
 
 
-def coefficients_of(balancer: Balancer | None, losses: Losses, products: Any) -> tf.Tensor:
+def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor) -> tf.Tensor:
     """`[num_heads]` coefficients of the heads' weighted gradients, from their inner products; 0 for idle heads."""
     meeting = losses.given.meeting
     if balancer is None:
@@ -228,13 +212,12 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Any) ->
 
 
 def combine_matrices(
-    balancer: Balancer, losses: Losses, matrices: Sequence[Any], products: Any
+    balancer: Balancer, losses: Losses, matrices: Sequence[Matrix | None], products: Tensor
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
     """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
 
-    Returns:
-        The combined gradient `d`: one per matrix, None for None; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and
-        `<d, d>`, float64.
+    Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`,
+    float64.
     """
     active, present = losses.given.meeting, [matrix for matrix in matrices if matrix is not None]
     if not present:
@@ -248,8 +231,3 @@ def combine_matrices(
     gradients = with_none([matrix.restore(vector) for matrix, vector in zip(present, combined)], like=matrices)
     square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in combined])
     return gradients, tf.math.divide_no_nan(along, where(active, squares, 0.0)), square
-
-
-def _dense(row: Sequence[Gradient], variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    """A head's gradients as dense tensors, zeros for None, as methods with state per parameter need them."""
-    return [tf.zeros(v.shape, tf.float32) if g is None else tf.convert_to_tensor(g) for g, v in zip(row, variables)]

@@ -37,14 +37,9 @@ def meeting_of(heads: Sequence[NamedHead], active: tf.Tensor) -> tf.Tensor:
 def weigh(
     weighting: Weighting, losses: tf.Tensor, *, active: tf.Tensor, meeting: tf.Tensor, step: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The weights by a weighting, `[num_heads]`, and the total loss; see `Weighting.weigh`.
+    """The weights by a weighting, `[num_heads]`, and the total loss, from the losses times the weights of the heads.
 
-    Args:
-        weighting: The weighting.
-        losses: `[num_heads]` losses times the weights of the heads.
-        active: `[num_heads]` booleans: the heads whose losses count.
-        meeting: `[num_heads]` booleans: those of them that it weighs; the others count as they are.
-        step: The number of updates applied so far.
+    Active heads that do not meet at the encoder count as they are.
     """
     factors, total = weighting.weigh(losses, meeting, **weighting.used(step=step))
     if meeting is active:
@@ -58,47 +53,30 @@ class LossWeights(NamedTuple):
 
     Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
     each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
-
-    Attributes:
-        weighting: A weighting, or None for a weighted sum.
-        step: The number of updates applied so far, an int64 scalar.
-        active: `[num_heads]` booleans: which heads the update trains.
-        meeting: `[num_heads]` booleans: which of these train the encoder.
-        counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
-        examples: The number of examples in the whole update, over all replicas, float32.
-        scale: The factor of loss scaling, or None.
-        conditional: For each head, whether it is computed only if it is active.
-        of_heads: `[num_heads]`: the weights of the heads at this step.
-        fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
-        per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
     """
 
-    weighting: Weighting | None
-    step: tf.Tensor
-    active: tf.Tensor
-    meeting: tf.Tensor
-    counts: tf.Tensor
-    examples: tf.Tensor
-    scale: tf.Tensor | None
-    conditional: Sequence[bool]
-    of_heads: tf.Tensor
-    fixed: tf.Tensor
+    weighting: Weighting | None  # None for a weighted sum
+    step: tf.Tensor  # the number of updates applied so far, an int64 scalar
+    active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
+    meeting: tf.Tensor  # `[num_heads]` booleans: which of these train the encoder
+    counts: tf.Tensor  # `[num_heads]` counts of labelled elements in the whole update, over all replicas
+    examples: tf.Tensor  # the number of examples in the whole update, over all replicas, float32
+    scale: tf.Tensor | None  # the factor of loss scaling, or None
+    conditional: Sequence[bool]  # for each head, whether it is computed only if it is active
+    of_heads: tf.Tensor  # `[num_heads]`: the weights of the heads at this step
+    fixed: tf.Tensor  # `[num_heads]`: the fixed factor; 0 for an idle head
+    # `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied
     per_element: tf.Tensor
 
     @classmethod
     def of(cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, **known: Any) -> LossWeights:
         """The weights at a step; the arguments are the attributes."""
         fixed = where(known["active"], of_heads, 0.0)
-        if weighting is not None and "losses" not in weighting.uses:
+        if weighting is not None and not depends_on_losses(weighting):
             heads = {name: known[name] for name in ("active", "meeting", "step")}
             fixed *= weigh(weighting, tf.zeros_like(of_heads), **heads)[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
         return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
-
-    @property
-    def depend_on_losses(self) -> bool:
-        """Whether there is a loss-dependent factor."""
-        return depends_on_losses(self.weighting)
 
     def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses over all replicas, from this replica's sums of any forward pass."""
@@ -110,14 +88,9 @@ class LossWeights(NamedTuple):
 
 
 class Losses:
-    """The losses of an update over all replicas, and what their weights are.
-
-    Args:
-        given: The weights before the losses were known.
-        sums: `[num_heads]` loss sums of this replica, over all micro-batches.
+    """The losses of an update over all replicas, from this replica's loss sums, `[num_heads]`, and what their weights are.
 
     Attributes:
-        given: The argument.
         factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights.
         total: This replica's contribution to the total loss, without added losses.
         regularizer: The part of the total that does not depend on the losses, or None.
@@ -136,7 +109,7 @@ class Losses:
         known = {"active": given.active, "meeting": given.meeting, "step": given.step}
         self._by_weighting, total = weigh(given.weighting, self._weighted, **known)
         self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
-        self.factors = self._by_weighting if given.depend_on_losses else None
+        self.factors = self._by_weighting if depends_on_losses(given.weighting) else None
 
     @property
     def means(self) -> tf.Tensor:
@@ -148,13 +121,9 @@ class Losses:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
         return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
 
-    def learned(self, norms: tf.Tensor | None) -> list[Any]:
-        """The gradients of the weighting's variables.
-
-        Args:
-            norms: `[num_heads]` norms of the heads' weighted gradients where they are combined, or None.
-        """
-        weighting: Any = self.given.weighting
+    def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
+        """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""
+        weighting = self.given.weighting
         if weighting is None:
             return []
         norms = None if norms is None else tf.math.divide_no_nan(norms, self._by_weighting)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked
 from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
-from multihead._ground.types import Tensor
+from multihead._ground.types import Gradient, Shape, Tensor
 from multihead._ground.validation import quoted
 from multihead._method import Method, find
 
@@ -52,7 +52,7 @@ class Balancer(Method):
         super().__init__(name=name, trainable=False)
         self._sizes: Untracked[tuple[int | None, ...]] = Untracked(())
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Creates the state, once. A second call does nothing.
 
         Args:
@@ -145,7 +145,7 @@ class Balancer(Method):
         """
         return None
 
-    def call(self, matrix: tf.Tensor, known: Mapping[str, Any]) -> tf.Tensor:
+    def call(self, matrix: tf.Tensor, known: Mapping[str, Tensor]) -> tf.Tensor:
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]
 
@@ -164,7 +164,15 @@ class Balancer(Method):
         Raises:
             ValueError: The matrix does not have rank 2, has too many rows or, in eager mode, has rows that are not finite.
         """
-        matrix = as_matrix(matrix)
+        if not tf.is_tensor(matrix):
+            matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
+        matrix = tf.convert_to_tensor(matrix)
+        matrix = matrix if matrix.dtype == tf.float64 else tf.cast(matrix, tf.float32)
+        if matrix.shape.rank != 2 or matrix.shape[0] is None:
+            raise ValueError(
+                "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
+                f"Received: shape {matrix.shape}. Flatten each head's gradient and stack them."
+            )
         num_heads = int(matrix.shape[0])
         self._check_num_heads(num_heads)
         if not self.built:
@@ -175,30 +183,7 @@ class Balancer(Method):
                 "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
             )
         check_finite_rows([matrix], self.head_names)
-        return self.call(matrix, known_by_name(step, losses))
-
-
-def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Any]:
-    """The keyword arguments that a balancer may use, as tensors; None stays None."""
-    return {
-        "step": None if step is None else tf.cast(step, tf.int64),
-        "losses": None if losses is None else tf.cast(losses, tf.float32),
-    }
-
-
-def as_matrix(matrix: Tensor) -> tf.Tensor:
-    """Converts to a `[num_heads, num_parameters]` tensor, float64 if the input is float64, otherwise float32."""
-    if not tf.is_tensor(matrix):
-        matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
-    matrix = tf.convert_to_tensor(matrix)
-    if matrix.dtype != tf.float64:
-        matrix = tf.cast(matrix, tf.float32)
-    if matrix.shape.rank != 2 or matrix.shape[0] is None:
-        raise ValueError(
-            "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
-            f"Received: shape {matrix.shape}. Flatten each head's gradient and stack them."
-        )
-    return matrix
+        return self.call(matrix, {"step": step, "losses": losses})
 
 
 def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:
@@ -230,7 +215,7 @@ def get(identifier: Balancer | str | None) -> Balancer | None:
 
 
 def balance(
-    gradients: Sequence[Sequence[Any]] | Mapping[str, Sequence[Any]],
+    gradients: Sequence[Sequence[Gradient]] | Mapping[str, Sequence[Gradient]],
     balancer: Balancer | str,
     *,
     step: Tensor = None,
@@ -298,7 +283,7 @@ def balance(
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    combined = chosen.combine(matrices, **chosen.used(**known_by_name(step, losses)))
+    combined = chosen.combine(matrices, **chosen.used(step=step, losses=losses))
     for (index, each), update in zip(rows.items(), combined):
         like = next(row[index] for row in gradients if row[index] is not None)
         results[index] = tf.cast(each.restore(update), like.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -11,19 +11,16 @@ import tensorflow as tf
 from multihead._ground.calls import as_is
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
-from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Tensor
+from multihead._ground.types import Config, Shape, Tensor
 from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._method import Observation
 from multihead.balancing._base import Balancer
 
 
 class PreferenceBalancer(Balancer):
-    """A balancer with a preference.
+    """A balancer with a preference: numbers of at least 0 by head name; 1 for a head that is missing.
 
-    Args:
-        preference: Numbers of at least 0 by head name; 1 for a head that is missing. A balancer that is called on a matrix
-            must know the heads' names: call `bind(head_names)` first.
-        name: Name of the layer.
+    To be called on a matrix, it must know the heads' names: call `bind(head_names)` first.
 
     Raises:
         TypeError: `preference` is not a mapping.
@@ -94,51 +91,6 @@ def _not_a_preference(preference: Mapping[str, float]) -> ValueError:
     )
 
 
-class RunningBalancer(Balancer):
-    """A balancer that stores one encoder gradient per head, and counts each head's updates.
-
-    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
-    idle head does not change. It needs `num_heads` times the memory of the encoder. It works only at the parameters,
-    because the elements of a representation belong to examples and cannot be averaged over updates.
-    """
-
-    uses: tuple[str, ...] = ("gradients",)
-    levels: tuple[str, ...] = ("parameters",)
-
-    def create_state(self, num_heads: int) -> None:
-        if None in self.sizes:
-            raise ValueError(
-                f"`input_shape` must contain the numbers of parameters for {type(self).__name__}, which stores running "
-                f"gradients. Received: sizes {list(self.sizes)}. Build it with a list of (num_heads, size), one per "
-                "gradient tensor."
-            )
-        self.counts = self.add_state("counts", (num_heads,), dtype="int64")
-        sizes = [size for size in self.sizes if size is not None]
-        self.running = [self.add_state(f"running_{index}", (num_heads, size)) for index, size in enumerate(sizes)]
-
-    def _check_gradients(self, gradients: Sequence[tf.Tensor]) -> None:
-        expected = [tuple(tensor_variable(variable).shape) for variable in self.running]
-        received = [tuple(rows.shape) for rows in gradients]
-        if expected != received:
-            raise ValueError(
-                f"`gradients` must have the shapes for which {type(self).__name__} was built, {expected}. "
-                f"Received: {received}. Use one balancer per encoder."
-            )
-
-    def _count(self, active: tf.Tensor) -> tf.Tensor:
-        """Counts this update for the active heads and returns each head's count, `[num_heads]` float64."""
-        counts = tensor_variable(self.counts)
-        counts.assign_add(tf.cast(active, tf.int64))
-        return tf.cast(tf.convert_to_tensor(counts), tf.float64)
-
-    def _read(self) -> list[tf.Tensor]:
-        return [tf.cast(tf.convert_to_tensor(tensor_variable(each)), tf.float64) for each in self.running]
-
-    def _write(self, values: Sequence[tf.Tensor]) -> None:
-        for variable, value in zip(self.running, values):
-            tensor_variable(variable).assign(tf.cast(value, tf.float32))
-
-
 def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
     """Gradients in float64, `[num_heads]` booleans of the active heads, and whether all gradients are finite.
 
@@ -150,28 +102,14 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
     return wide, has_any & finite, finite
 
 
-def combined(
-    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Tensor], finite: tf.Tensor
-) -> list[tf.Tensor]:
-    """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
-    with unchecked():
-        weights = where(finite, weights, float("nan"))
-    sums = [tf.linalg.matvec(rows, weights, transpose_a=True) for rows in tensors]
-    return [tf.cast(each, original.dtype) for each, original in zip(sums, originals)]
-
-
 class Every(Balancer):
-    """Recomputes a balancer's coefficients at every `steps`-th step and reuses them in between.
+    """Recomputes a balancer of inner products at every `steps`-th step, and reuses its coefficients in between.
 
     A head that is active but was idle at the last recomputation has no coefficient to reuse: the coefficients are then
     recomputed early. In between, the balancer is not computed at all.
 
     State: `cached`, `[num_heads]` float32, the last computed coefficients; `solved`, `[num_heads]` float32, 1 for the heads
     that were active then. The balancer also keeps its own state.
-
-    Args:
-        balancer: A balancer that needs only inner products.
-        steps: A whole number of at least 1.
     """
 
     def __init__(self, balancer: Balancer, steps: int) -> None:
@@ -182,7 +120,7 @@ class Every(Balancer):
         self.levels, self.max_heads = balancer.levels, balancer.max_heads
         self.head_names = balancer.head_names
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.balancer.build(input_shape)
         super().build(input_shape)
 
@@ -190,7 +128,7 @@ class Every(Balancer):
         self.cached = self.add_state("cached", (num_heads,), "ones")
         self.solved = self.add_state("solved", (num_heads,))
 
-    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Any) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Tensor) -> tf.Tensor:
         def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, known: dict[str, tf.Tensor]) -> tf.Tensor:
             active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
 
@@ -203,14 +141,13 @@ class Every(Balancer):
 
             return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
 
-        @as_is
-        def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
-            return solve_if_due(*tf.nest.map_structure(lambda value: local(strategy, value), values))
-
         given = (gramian, tf.cast(step, tf.int64), known)
         if num_replicas() == 1:
             found = solve_if_due(*given)
         else:  # inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there
+            of_first = as_is(
+                lambda strategy, *values: solve_if_due(*tf.nest.map_structure(partial(local, strategy), values))
+            )
             found = tf.distribute.get_replica_context().merge_call(of_first, args=given)
         return tf.cast(found, gramian.dtype)
 
@@ -221,14 +158,14 @@ class Every(Balancer):
         solved = tensor_variable(self.solved).read_value()
         return tf.equal(step % self.steps, 0) | tf.reduce_any(tf.cast(active, tf.float32) > solved)
 
-    def observe(self, update: Any, applied: tf.Tensor) -> None:
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
         self.balancer.observe(update, applied)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"balancer": keras.saving.serialize_keras_object(self.balancer), "steps": self.steps}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Every:
+    def from_config(cls, config: Config) -> Every:
         """Creates the balancer from the result of `get_config`."""
         return cls(keras.saving.deserialize_keras_object(config["balancer"]), config["steps"])
 

@@ -17,22 +17,14 @@ class UnitRows(NamedTuple):
     """The rows `u_k = g_k / |g_k|`, represented by their inner products.
 
     A vector in the span of the rows is written `sum_k weights_k u_k`.
-
-    Attributes:
-        cosines: `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of idle heads.
-        norms: `[num_heads]` float64, `|g_k|`; 1 for idle heads.
-        active: `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one.
-        noise: Magnitude of the rounding errors in `cosines`.
-        dtype: Dtype of the Gramian and of the coefficients.
-        finite: Whether the Gramian is finite; a boolean scalar.
     """
 
-    cosines: tf.Tensor
-    norms: tf.Tensor
-    active: tf.Tensor
-    noise: float
-    dtype: tf.DType
-    finite: tf.Tensor
+    cosines: tf.Tensor  # `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of idle heads.
+    norms: tf.Tensor  # `[num_heads]` float64, `|g_k|`; 1 for idle heads
+    active: tf.Tensor  # `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one
+    noise: float  # magnitude of the rounding errors in `cosines`
+    dtype: tf.DType  # dtype of the Gramian and of the coefficients
+    finite: tf.Tensor  # whether the Gramian is finite; a boolean scalar
 
     @property
     def num_heads(self) -> int:
@@ -45,27 +37,17 @@ class UnitRows(NamedTuple):
         return 16 * self.noise
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
-        """Converts weights of the unit rows into coefficients of the original rows.
-
-        Args:
-            weights: `[num_heads]` float64.
-
-        Returns:
-            `[num_heads]` of the Gramian's dtype: 0 for idle heads; all NaN if the Gramian is not finite.
-        """
+        """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads; all NaN if it is not finite."""
         result = weights * self.active / self.norms
         with unchecked():
             return tf.cast(where(self.finite, result, float("nan")), self.dtype)
 
 
 def unit_rows(gramian: tf.Tensor) -> UnitRows:
-    """Splits a Gramian into norms and cosines.
+    """Splits a Gramian, float32 or float64, into norms and cosines.
 
-    A head is idle if its diagonal element is zero, or so small that its precision is lost (below 1.2e-38 in float32,
-    that is, a gradient norm of 1e-19).
-
-    Args:
-        gramian: `[num_heads, num_heads]`, float32 or float64.
+    A head is idle if its diagonal element is zero, or so small that its precision is lost (below 1.2e-38 in float32, that
+    is, a gradient norm of 1e-19).
     """
     gramian = tf.stop_gradient(tf.convert_to_tensor(gramian))
     dtype = gramian.dtype
@@ -83,12 +65,11 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     return UnitRows(cosines, norms, active, noise, dtype, finite)
 
 
-def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """The mean gradient, weighted by a preference.
 
-    Returns:
-        `[num_heads]` weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its
-        norm, 1 if it is zero; whether it is not zero up to rounding.
+    Returns its weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its norm, 1
+    if it is zero; and whether it is not zero up to rounding.
     """
     preference = preference * rows.active
     mean = tf.math.divide_no_nan(preference, tf.reduce_sum(preference)) * rows.norms
@@ -110,13 +91,8 @@ def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor
 
     The vector changes only if the rounding error exceeds the tolerance for "no conflict", that is, only if it is the small
     difference of large rows. The result is zero if the cone is narrower than the rounding error, or if the vector is nothing
-    but rounding error.
-
-    Args:
-        rows: The unit rows.
-        weights: `[num_heads]` float64, in the cone up to rounding.
-        inner: `[num_heads]` float64: a vector whose inner product with every free row is at least 1.
-        free: `[num_heads]` booleans: the active rows that are not opposed.
+    but rounding error. `inner` is a vector whose inner product with every free row is at least 1; the free rows are those
+    that are active and not opposed.
     """
     terms = rows.cosines * inner
     gain = tf.reduce_sum(terms - rows.noise * tf.abs(terms), axis=1)

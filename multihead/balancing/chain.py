@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from multihead._ground.types import Config, Shape, Tensor
 from multihead._ground.validation import quoted
 from multihead.balancing._base import Balancer, get
-from multihead.balancing.sum import Sum
+from multihead.balancing.norms import Sum
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -68,16 +68,12 @@ class Chain(Balancer):
         for step in self.steps:
             step.bind(head_names)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         for step in self.steps:
             step.build(input_shape)
         super().build(input_shape)
 
-    def _check_num_heads(self, num_heads: int) -> None:
-        for step in self.steps:
-            step._check_num_heads(num_heads)
-
-    def coefficients(self, gramian: tf.Tensor, **known: Any) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, **known: Tensor) -> tf.Tensor:
         gramian = tf.convert_to_tensor(gramian)
         wide = tf.cast(gramian, tf.float64)
         total = tf.ones_like(wide[0])
@@ -87,23 +83,23 @@ class Chain(Balancer):
             total *= tf.cast(step.coefficients(scaled, **step.used(**known)), tf.float64)
         return tf.cast(total, gramian.dtype)
 
-    def rescale(self, gradients: Sequence[tf.Tensor], *_: Any, **known: Any) -> list[tf.Tensor]:
+    def rescale(self, gradients: Sequence[tf.Tensor], *_: Tensor, **known: Tensor) -> list[tf.Tensor]:
         rows = list(gradients)
         for step in self.steps:
             rows = step.rescale(rows, **step.used(**known))
         return rows
 
-    def combine(self, gradients: Sequence[tf.Tensor], *_: Any, **known: Any) -> list[tf.Tensor]:
+    def combine(self, gradients: Sequence[tf.Tensor], *_: Tensor, **known: Tensor) -> list[tf.Tensor]:
         rows = list(gradients)
         for step in self.steps[:-1]:
             rows = step.rescale(rows, **step.used(**known))
         sums = self.steps[-1].combine(rows, **self.steps[-1].used(**known))
         return [tf.cast(each, original.dtype) for each, original in zip(sums, gradients)]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "steps": [keras.saving.serialize_keras_object(step) for step in self.steps]}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Chain:
+    def from_config(cls, config: Config) -> Chain:
         """Creates the balancer from the result of `get_config`."""
         return cls(*map(keras.saving.deserialize_keras_object, config["steps"]), name=config["name"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
 from multihead._ground.keras import metric_direction, wrapped_function
+from multihead._ground.types import Callback, Metric
 from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
 from multihead.losses._known import is_keras
@@ -32,12 +32,7 @@ _BY_NAME = {
 
 
 def direction(metric: str, head: NamedHead) -> str | None:
-    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if it is not known.
-
-    Args:
-        metric: The name of the metric.
-        head: The head.
-    """
+    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if it is not known."""
     name = metric.removeprefix("val_").removeprefix(f"{head.name}_")
     if name == "loss":
         return "min"
@@ -45,15 +40,11 @@ def direction(metric: str, head: NamedHead) -> str | None:
     return _of_metric(found[0]) if found else None
 
 
-def tell_directions(callbacks: Sequence[Any], heads: Sequence[NamedHead]) -> None:
-    """Tells callbacks that monitor a metric of a head whether it is better lower or higher.
+def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
+    """Tells callbacks with the `mode` `"auto"` that monitor a metric of a head whether it is better lower or higher.
 
     Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it
     finds none for a model with several outputs.
-
-    Args:
-        callbacks: Callbacks. Those with a metric `monitor` and the `mode` `"auto"` get another mode, if it is known.
-        heads: The trainer's heads.
     """
     for callback in callbacks:
         metric = getattr(callback, "monitor", None)
@@ -63,7 +54,7 @@ def tell_directions(callbacks: Sequence[Any], heads: Sequence[NamedHead]) -> Non
             callback.mode = next((each for each in found if each is not None), "auto")
 
 
-def _of_metric(spec: Any) -> str | None:
+def _of_metric(spec: Metric) -> str | None:
     """The direction of a metric, or of its specification; known for Keras's own metrics and their subclasses."""
     if isinstance(spec, str):
         return _by_name(spec) or metric_direction(keras.metrics.get(spec))

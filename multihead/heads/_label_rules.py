@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_dense
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
@@ -21,27 +22,15 @@ _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a 
 
 
 class LabelSpec(NamedTuple):
-    """The properties of a head's labels that are known before the first batch.
-
-    Attributes:
-        name: The head's name.
-        loss: Its loss.
-        ignore_labels: The labels that mark an element without a label.
-        class_weight: The weights of its classes, or None.
-        above: The number that labels must be above to be scaled, or None.
-        of_module: The module's own rules, its method `target_problems`, or None.
-    """
+    """The properties of a head's labels that are known before the first batch."""
 
     name: str
     loss: ElementLoss
-    ignore_labels: tuple[float, ...]
-    class_weight: Mapping[int, float] | None
-    above: float | None = None
+    ignore_labels: tuple[float, ...]  # the labels that mark an element without a label
+    class_weight: Mapping[int, float] | None  # the weights of its classes, or None
+    above: float | None = None  # the number that labels must be above to be scaled, or None
+    # The module's own rules, its method `target_problems`, or None
     of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
-
-    def can_lack(self, dtype: tf.DType) -> bool:
-        """Whether a target of this dtype can mark a missing label."""
-        return bool(dtype.is_floating or self.ignore_labels)
 
     @property
     def targets(self) -> str:
@@ -55,21 +44,14 @@ class LabelSpec(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A rule for the values of labels or weights, and where a batch breaks it.
+    """A rule for the values of labels or weights, and where a batch breaks it."""
 
-    Attributes:
-        broken: Booleans, for each value or for each row of values.
-        received: The values that the rule is about.
-        rule: The argument and the rule.
-        remedy: What to do.
-    """
-
-    broken: tf.Tensor
-    received: tf.Tensor
-    rule: str
+    broken: tf.Tensor  # booleans, for each value or for each row of values
+    received: tf.Tensor  # the values that the rule is about
+    rule: str  # the argument and the rule
     remedy: str
 
-    def message(self) -> list[Any]:
+    def message(self) -> list[str | tf.Tensor]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
         wrong = tf.gather_nd(self.received, tf.where(self.broken))
         if self.broken.shape.rank < self.received.shape.rank:
@@ -81,21 +63,27 @@ class Problem(NamedTuple):
         return [f"{self.rule}. Received: ", first, *parts]
 
 
-def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
-    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart.
-
-    Raises:
-        TypeError: The targets are not a dense tensor of numbers.
-        ValueError: The targets' shape does not fit the predictions', or their dtype cannot hold an `ignore_label`.
-    """
+def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
+    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart."""
     check_dense(spec.targets, targets)
     if predictions.shape.rank is None:
         raise ValueError(
             f"The predictions of head {spec.name!r} must have a known number of axes. Received: a shape that is unknown "
             "until it runs. Let the module end in `tf.ensure_shape`."
         )
+    dtype = targets.dtype
     for label in spec.ignore_labels:
-        _check_held(spec, label, targets.dtype)
+        if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
+            held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
+        else:
+            low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
+            held = label == int(label) and low <= label <= high
+        if not held:
+            raise ValueError(
+                f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
+                f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be "
+                "missing. Give the targets a dtype that can, or leave `ignore_label` out."
+            )
     shape = with_columns(predictions.shape)
     seen = aligned_shape(targets.shape, shape, spec.loss.over)
     _check_shapes(spec, seen, targets.shape, predictions.shape)
@@ -131,20 +119,6 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
     return rank
 
 
-def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
-    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
-        held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
-    else:
-        low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
-        held = label == int(label) and low <= label <= high
-    if not held:
-        raise ValueError(
-            f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
-            f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be missing. "
-            "Give the targets a dtype that can, or leave `ignore_label` out."
-        )
-
-
 def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:
     """Checks the shapes for losses whose elements are known."""
     over, columns = spec.loss.over, with_columns(predictions)
@@ -177,14 +151,9 @@ def find_problems(
 ) -> list[Problem]:
     """The rules that the labels and weights of a batch could break.
 
-    Args:
-        spec: The rules for the head's labels.
-        targets: The targets, with the axes that the loss expects, of which `rank` tell the elements apart.
-        rank: See `targets`.
-        lacking: Which targets mark a missing label; None if none can.
-        considered: Which elements are not left out by weights and masks; None if none is.
-        given: The elements' sample weights, or None.
-        predictions: The spec of the predictions.
+    The targets have the axes that the loss expects, of which `rank` tell the elements apart. `lacking` says which of them
+    mark a missing label, `considered` which elements weights and masks do not leave out; `given` are sample weights. Each
+    may be None.
     """
     inner = list(range(rank, targets.shape.rank))
     inside = None if considered is None else with_inner(considered, targets)
@@ -218,7 +187,7 @@ def find_problems(
     return problems
 
 
-def both(one: Any, other: Any) -> Any:
+def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
     """Where both of two conditions hold; None stands for one that always does."""
     if one is None or other is None:
         return other if one is None else one

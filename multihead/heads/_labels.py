@@ -10,13 +10,13 @@ import functools
 import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
 from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_dense, is_number, stop_unless
 from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._known import aligned, classes_of, sizes, spread, with_columns, with_inner
@@ -36,24 +36,14 @@ def mask_missing(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
 
-    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
-
-    Args:
-        spec: The rules for the head's labels.
-        targets: The head's targets, `[batch, ...]`.
-        sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
-        predictions: The spec of the head's predictions.
-        mask: The Keras mask of the predictions, or None.
-        check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error; compiled by
-            XLA, which has no errors, their weight is infinite instead, so that the update is not applied.
-        complete: Whether it is known that no target marks a missing label.
+    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient. Targets and
+    sample weights are `[batch, ...]`, the weights also `[batch]` or None for ones; `mask` is the Keras mask of the
+    predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise an error; compiled by
+    XLA, which has no errors, their weight is infinite instead, so that the update is not applied. It may be known that
+    targets are `complete`: none marks a missing label.
 
     Returns:
         The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
-
-    Raises:
-        TypeError: Targets or weights are not dense tensors of numbers.
-        ValueError: Their shapes do not fit the predictions', or a label is invalid.
     """
     rank = check_specs(spec, targets, predictions)
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
@@ -128,10 +118,7 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
-    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known.
-
-    In messages, they are called `what` and `of`.
-    """
+    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known."""
     found = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
     if None not in found[0] and found[0] == found[1]:
         return first
@@ -161,21 +148,17 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
 
 def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
     """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
-    wrong = [_of_elements(problem.broken, weights) for problem in problems]
     if in_xla():
-        return functools.reduce(lambda found, each: where(each, float("inf"), found), wrong, weights)
+        for problem in problems:  # which of the elements break a rule, from which of their labels do
+            ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
+            broken = tf.reshape(problem.broken, tf.concat([tf.shape(problem.broken), ones], axis=0))
+            weights = where(_any_inner(broken, weights.shape.rank), float("inf"), weights)
+        return weights
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
     if not checks:
         return weights
     with tf.control_dependencies(checks):
         return tf.identity(weights)
-
-
-def _of_elements(broken: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Which elements break a rule, from which of their labels do."""
-    while broken.shape.rank < weights.shape.rank:
-        broken = broken[..., tf.newaxis]
-    return _any_inner(broken, weights.shape.rank)
 
 
 def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
@@ -184,7 +167,7 @@ def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
     return tf.reduce_any(conditions, axis=axes) if axes else conditions
 
 
-def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bool:
+def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tensor) -> bool:
     """Checks labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are.
 
     `check` raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
@@ -196,7 +179,7 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bo
     step = max(1, _VALUES_AT_ONCE * num_rows // max(1, num_values))
     for start in range(0, num_rows, step):
 
-        def rows(leaf: Any, start: int = start) -> Any:
+        def rows(leaf: Tensor, start: int = start) -> Tensor:
             part = None if leaf is None else leaf[start : start + step]
             return part if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(np.asarray(part))
 
@@ -204,18 +187,18 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bo
     return True
 
 
-def checked(check: Callable[[Any], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
+def checked(check: Callable[[Nested], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
     """The same batches, in each of which `check` raises an error for invalid labels; perhaps read `ahead`."""
 
     @as_is
-    def checked_batch(*parts: Any) -> Any:
+    def checked_batch(*parts: Nested) -> Nested:
         check(parts)
         return parts
 
     return dataset.map(checked_batch, num_parallel_calls=tf.data.AUTOTUNE if ahead else None)
 
 
-def class_weights(labels: Any, *, ignore_label: float | None = None) -> dict[int, float]:
+def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[int, float]:
     """Weights that give every class the same influence, however often it occurs.
 
     `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` of all and `k` the number of classes that
@@ -237,34 +220,36 @@ def class_weights(labels: Any, *, ignore_label: float | None = None) -> dict[int
     """
     is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
     counts: Counter[int] = Counter()
-    for batch in labels if is_stream else [labels]:
-        counts.update(_class_numbers(np.asarray(batch), ignore_label).tolist())
+    for batch in map(np.asarray, labels if is_stream else [labels]):
+        if batch.dtype.kind not in "biuf":
+            raise ValueError(
+                f"`labels` must be class numbers. Received: an array of dtype {batch.dtype}. Number the classes from 0, for "
+                "example with `keras.layers.StringLookup`."
+            )
+        kept = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
+        kept = kept if ignore_label is None else kept[kept != ignore_label]
+        wrong = kept[(kept < 0) | (kept != np.floor(kept))]
+        if wrong.size:
+            raise ValueError(
+                f"`labels` must be whole numbers of at least 0. Received: {wrong[:3].tolist()} among them. Number the "
+                "classes from 0, and pass the label of missing elements as `ignore_label`."
+            )
+        counts.update(kept.astype(np.int64).tolist())
     if not counts:
         raise ValueError("`labels` must hold at least one label. Received: none. Pass the labels of the training data.")
     total = sum(counts.values())
     return {label: total / (len(counts) * counts[label]) for label in sorted(counts)}
 
 
-def _class_numbers(batch: np.ndarray, ignore_label: float | None) -> np.ndarray:
-    if batch.dtype.kind not in "biuf":
-        raise ValueError(
-            f"`labels` must be class numbers. Received: an array of dtype {batch.dtype}. Number the classes from 0, for "
-            "example with `keras.layers.StringLookup`."
-        )
-    kept = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
-    kept = kept if ignore_label is None else kept[kept != ignore_label]
-    wrong = kept[(kept < 0) | (kept != np.floor(kept))]
-    if wrong.size:
-        raise ValueError(
-            f"`labels` must be whole numbers of at least 0. Received: {wrong[:3].tolist()} among them. Number the classes "
-            "from 0, and pass the label of missing elements as `ignore_label`."
-        )
-    return kept.astype(np.int64)
-
-
-def check_class_weight(weights: Any) -> dict[int, float]:
+def check_class_weight(weights: object) -> dict[int, float]:
     """Returns the weights by class number of a head, sorted; keys may be digits in a string, since JSON knows no others."""
-    if not isinstance(weights, Mapping) or not weights or not all(_is_class(key) for key in weights):
+
+    def is_class(key: object) -> bool:
+        if isinstance(key, str):
+            return key.isdecimal()
+        return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0
+
+    if not isinstance(weights, Mapping) or not weights or not all(map(is_class, weights)):
         hint = " 'balanced' is `class_weight=multihead.class_weights(labels)`." if isinstance(weights, str) else ""
         raise ValueError(
             "`class_weight` must be a dict of weights by class number. "
@@ -285,9 +270,3 @@ def weights_of_classes(weights: Mapping[int, float], classes: tf.Tensor) -> tf.T
     beyond = max(weights) + 1  # one entry more, for all classes without a weight at the end
     table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)])
     return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))
-
-
-def _is_class(key: Any) -> bool:
-    if isinstance(key, str):
-        return key.isdecimal()
-    return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.tensors import where
+from multihead._ground.types import Metric, Tensor
 from multihead._ground.validation import did_you_mean, names_known_to, quoted, snake_case
 from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
@@ -59,26 +59,16 @@ _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossen
 
 
 class HeadMetric:
-    """A metric and the part of targets and predictions that it reads.
+    """A Keras metric and the part of targets and predictions that it reads."""
 
-    Args:
-        metric: The Keras metric.
-
-    Attributes:
-        over: `"elements"`, `"rows"` or `"classes"`; None if it is not known.
-        column: The only column that it reads, or None.
-        by_column: Whether it distinguishes columns although it counts elements.
-        reading: How it is updated if it is not known what it reads; found by `build`.
-        counted: The number of rows that count, which may be none although there are labels; None if it need not be known.
-    """
-
-    def __init__(self, metric: Any) -> None:
+    def __init__(self, metric: Metric) -> None:
         self.metric = metric
-        self.over: str | None = None
-        self.column: int | None = None
-        self.by_column = False
-        self.reading: Reading | None = None
-        self.counted: Any = None
+        self.over: str | None = None  # `"elements"`, `"rows"` or `"classes"`; None if it is not known
+        self.column: int | None = None  # the only one that it reads
+        self.by_column = False  # whether it distinguishes columns although it counts elements
+        self.reading: Reading | None = None  # how it is updated if it is not known what it reads; found by `build`
+        # The number of rows that count, which may be none although there are labels; None if it need not be known.
+        self.counted: Metric = None
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
             function = known(wrapped_function(metric), options)
@@ -107,12 +97,9 @@ class HeadMetric:
         *,
         is_counted: bool,
     ) -> None:
-        """Finds what the metric of a head reads of targets and predictions of some specs.
+        """Finds what the metric reads of targets and predictions of some specs; a `ValueError` if they do not fit.
 
         `rank` axes tell the elements of the loss apart; the rows that count are counted in any case if `is_counted`.
-
-        Raises:
-            ValueError: The targets do not have the shape that the metric needs for the predictions.
         """
         shape = with_columns(predictions.shape)
         if self.over is None:
@@ -124,7 +111,7 @@ class HeadMetric:
         if is_counted or (rank > num_axes and shape[num_axes:].num_elements() != 1):
             self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
 
-    def _check(self, head: str, targets: Any, predictions: Any, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
+    def _check(self, head: str, targets: Tensor, predictions: Tensor, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
         seen = aligned_shape(targets.shape, shape, self.over)
         if seen.rank != wanted.rank or not seen.is_compatible_with(wanted):
             raise ValueError(
@@ -178,18 +165,12 @@ class HeadMetric:
         return self.reading is None or self.reading.weighs
 
 
-def check_metrics(metrics: Any, head: str) -> None:
-    """Checks the `metrics` of a head.
-
-    Raises:
-        TypeError: `metrics` is not a list.
-        ValueError: Keras does not know a metric, one does not take targets and predictions, or two have the same name in
-            the logs.
-    """
+def check_metrics(metrics: Sequence[Metric], head: str) -> None:
+    """Raises unless `metrics` is a list of metrics that Keras knows, with distinct names, of targets and predictions."""
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
-    is_named = [isinstance(spec, str) and spec not in _BY_SHAPE for spec in metrics]
-    specs = [_found(spec, head) if found else from_config(spec, head) for spec, found in zip(metrics, is_named)]
+    is_known = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in metrics]
+    specs = [metric_of(spec, head) if found else spec for spec, found in zip(metrics, is_known)]
     names = [spec if isinstance(spec, str) else log_name(found) for spec, found in zip(metrics, specs)]
     taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:
@@ -201,13 +182,13 @@ def check_metrics(metrics: Any, head: str) -> None:
         _check_arguments(spec, head)
 
 
-def _check_arguments(spec: Any, head: str) -> None:
+def _check_arguments(spec: Metric, head: str) -> None:
     """Checks that a metric, or a function, takes targets and predictions."""
     is_type = isinstance(spec, type)
     is_metric = issubclass(spec, keras.metrics.Metric) if is_type else isinstance(spec, keras.metrics.Metric)
     if isinstance(spec, str) or (is_type and not is_metric):
         return
-    kind: Any = spec if is_type else type(spec)
+    kind: Metric = spec if is_type else type(spec)
     called, given = (kind.update_state, 3) if is_metric else (spec, 2)
     try:
         parameters = inspect.signature(called).parameters.values()
@@ -223,12 +204,7 @@ def _check_arguments(spec: Any, head: str) -> None:
         )
 
 
-def from_config(spec: Any, head: str) -> Any:
-    """A specification, in which a configuration is replaced by its metric."""
-    return _found(spec, head) if isinstance(spec, Mapping) else spec
-
-
-def _found(spec: Any, head: str) -> Any:
+def metric_of(spec: Metric, head: str) -> Metric:
     """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
     found, cause = None, None
     try:
@@ -246,7 +222,7 @@ def _found(spec: Any, head: str) -> Any:
     return found
 
 
-def log_name(spec: Any) -> str:
+def log_name(spec: Metric) -> str:
     """The name in the logs of a metric or of its specification."""
     if isinstance(spec, str):
         return spec
@@ -255,13 +231,10 @@ def log_name(spec: Any) -> str:
     return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
 
 
-def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Any:
+def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Metric:
     """Makes a `keras.metrics.Metric` of a metric, a class, a name or a function.
 
     `"accuracy"` and `"crossentropy"` become the binary, categorical or sparse form by the shapes, as in Keras.
-
-    Raises:
-        ValueError: Keras does not know it.
     """
     if isinstance(spec, str) and spec in _BY_SHAPE:
         if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
@@ -271,7 +244,7 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
         else:
             form = "Categorical"
         return getattr(keras.metrics, form + _BY_SHAPE[spec])(name=spec)
-    metric = _found(spec, head)
+    metric = metric_of(spec, head)
     if isinstance(metric, type):
         metric = metric()
     if isinstance(metric, keras.metrics.Metric):
@@ -282,15 +255,17 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
     return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
 
 
-def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
-    """Checks, for pairs of a head's name and metrics, that all values have unique names, and no metric serves two heads.
-
-    Raises:
-        ValueError: Two values would overwrite each other, or a metric object would mix two heads.
-    """
-    owners: dict[str, str] = {}
-    objects: dict[int, str] = {}
-    for name, owner in _log_names(heads):
+def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
+    """Raises a `ValueError` if two values, of pairs of a head's name and metrics, would overwrite each other or be mixed."""
+    both, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
+    names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in both]
+    for one, other in itertools.combinations([head for head, _ in heads], 2):
+        whose = f"of heads {one!r} and {other!r}"
+        names += [(f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both]
+    for head, metrics in heads:
+        names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both]
+        names += [(f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics]
+    for name, owner in names:
         for logged in (name, f"val_{name}"):
             other = owners.setdefault(logged, owner)
             if other != owner:
@@ -305,15 +280,3 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
                     "`metrics` must hold a separate metric for each head. Received: one object, "
                     f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
                 )
-
-
-def _log_names(heads: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
-    """Names in the logs, with their meanings."""
-    both = ("", "_average")
-    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in both)
-    for one, other in itertools.combinations([head for head, _ in heads], 2):
-        whose = f"of heads {one!r} and {other!r}"
-        yield from ((f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both)
-    for head, metrics in heads:
-        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both)
-        yield from ((f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ from multihead import losses
 from multihead._ground.calls import call_module, call_users, entries_for
 from multihead._ground.keras import serialized, tensor_variable
 from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Config, Function, Layer, Loss, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import check_head_names, quoted, stop_unless
 from multihead.heads._label_rules import LabelSpec, check_specs
 from multihead.heads._labels import (
@@ -24,7 +24,7 @@ from multihead.heads._labels import (
     with_valid_labels,
     without_class_weights,
 )
-from multihead.heads._metrics import HeadMetric, from_config, resolve_metric
+from multihead.heads._metrics import HeadMetric, metric_of, resolve_metric
 from multihead.heads._reads import encode_reads, select
 from multihead.heads._value import Head, Weight, check_scaling, weight_at, why_not_scaled
 from multihead.losses._elements import no_loss
@@ -53,14 +53,14 @@ class NamedHead:
         self.is_trained = value.loss is not None
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
         self.loss.couples_rows = value.couples_rows
-        self.metric_specs = [from_config(spec, name) for spec in value.metrics]
+        self.metric_specs = [metric_of(each, name) if isinstance(each, Mapping) else each for each in value.metrics]
         self.teacher_forcing = value.teacher_forcing
         self.trains_encoder = value.trains_encoder
         self.ignore_label = value.ignore_label
         self.reads = value.reads
         self.learning_rate_multiplier = value.learning_rate_multiplier
         self.weight_decay_multiplier = value.weight_decay_multiplier
-        self._weight_variable: Any = None
+        self._weight_variable: Variable = None
         scaling = check_scaling(name, value.target_scaling, self.loss, value.class_weight)
         self.scaling = None if scaling is None else TargetScaling(name, scaling)
         ignored = tuple(label for label in (value.ignore_label, self.loss.ignore_label) if label is not None)
@@ -79,12 +79,8 @@ class NamedHead:
         """Why the loss cannot be one of scaled targets; None if it can."""
         return why_not_scaled(self.loss, self.label_spec.class_weight)
 
-    def with_scaling(self, target_scaling: Any) -> NamedHead:
-        """The same head, with its module and metrics, and with another scaling of its targets unless it has this one.
-
-        Raises:
-            ValueError: The loss takes no scaled targets.
-        """
+    def with_scaling(self, target_scaling: object) -> NamedHead:
+        """The same head, with its module and metrics, and with another scaling of its targets unless it has this one."""
         asked = check_scaling(self.name, target_scaling, self.loss, self.label_spec.class_weight)
         present = None if self.scaling is None else self.scaling.scaling
         as_config = [None if each is None else (type(each), each.get_config()) for each in (asked, present)]
@@ -103,19 +99,19 @@ class NamedHead:
     @property
     def weight(self) -> Weight:
         """The weight: a function, or the current number."""
-        given: Any = self._value.weight
+        given = self._value.weight
         if self._weight_variable is None:
             return given
         with tf.init_scope():
             present = float(tf.convert_to_tensor(self._weight_variable))
         return given if np.float32(given) == present else present
 
-    def keep_weight_in(self, variable: Any) -> None:
+    def keep_weight_in(self, variable: Variable) -> None:
         """Reads the weight from a variable from now on, unless it is a function."""
         self._weight_variable = None if self.has_weight_function else variable
 
     @property
-    def counters(self) -> list[Any]:
+    def counters(self) -> list[Metric]:
         """Keras metrics of the number of rows that count in a metric, which may be none although there are labels."""
         return [each.counted for each in self._metrics or [] if each.counted is not None]
 
@@ -124,9 +120,9 @@ class NamedHead:
         """Whether XLA can compile a step that updates the metrics."""
         return all(each.runs_in_xla for each in self._metrics or [])
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Tensor]:
         """The results of the metrics by name; NaN if no row counts."""
-        found: dict[str, Any] = {}
+        found: dict[str, Tensor] = {}
         for each in self._metrics or []:
             result = each.metric.result()
             by_name = result if isinstance(result, dict) else {each.metric.name: result}
@@ -136,11 +132,11 @@ class NamedHead:
         return found
 
     @property
-    def metrics(self) -> list[Any] | None:
+    def metrics(self) -> list[Metric] | None:
         """The Keras metrics, or None before `build`."""
         return None if self._metrics is None else [each.metric for each in self._metrics]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The arguments of `add_head`, serialized; a `TypeError` for a function that Keras cannot name."""
         serialize = keras.saving.serialize_keras_object
         given = vars(self.value)
@@ -160,7 +156,7 @@ class NamedHead:
             return tensor_variable(self._weight_variable).read_value()
         return weight_at(self._value.weight, step, self.name)
 
-    def read(self, representation: Any) -> Any:
+    def read(self, representation: Nested) -> Nested:
         """The part of the representation that the module receives.
 
         Without `reads`, a functional model receives the entries of a dict for which it has inputs.
@@ -169,11 +165,11 @@ class NamedHead:
             return entries_for(self.module, representation)
         return select(representation, self.reads, self.name)
 
-    def reads_floats(self, representation: Any) -> bool:
+    def reads_floats(self, representation: Nested) -> bool:
         """Whether the encoder can learn from the head: its module receives a floating-point tensor."""
         return self.trains_encoder and any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
 
-    def predict(self, representation: Any, targets: Any, *, training: bool, step: tf.Tensor | None = None) -> tf.Tensor:
+    def predict(self, representation: Nested, targets: Tensor, *, training: bool, step: Tensor = None) -> tf.Tensor:
         """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does.
 
         A module that has an argument `step` gets the number of updates applied so far.
@@ -182,7 +178,7 @@ class NamedHead:
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training, step=step)
 
-    def generate(self, representation: Any) -> Any:
+    def generate(self, representation: Nested) -> Nested:
         """The module's output without targets, in their own units: `module.generate` with teacher forcing, or a plain call.
 
         Raises:
@@ -197,10 +193,10 @@ class NamedHead:
                 f"its targets in training (teacher_forcing=True). Received: {type(self.module).__name__} without one. "
                 "Add the method."
             )
-        generate: Any = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
+        generate: Function = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
         return self.in_units(call_users(generate, representation))
 
-    def in_units(self, output: Any) -> Any:
+    def in_units(self, output: Nested) -> Nested:
         """What the module, or its `generate`, has returned, in the targets' own units."""
         return output if self.scaling is None else self.scaling.unscale(output)
 
@@ -208,11 +204,11 @@ class NamedHead:
         """Targets as the loss and the module read them, from the results of `mask_missing` and the predictions' spec."""
         return targets if self.scaling is None else self.scaling.scale(targets, weights, predictions, self.loss.over)
 
-    def like_scaled(self, targets: Any) -> Any:
+    def like_scaled(self, targets: Tensor) -> Tensor:
         """Targets in the dtype of scaled ones, where only shapes and masks matter."""
         return tf.cast(targets, tf.float32) if self.scaling is not None and tf.is_tensor(targets) else targets
 
-    def build(self, targets: Any, predictions: tf.TensorSpec) -> None:
+    def build(self, targets: Tensor, predictions: tf.TensorSpec) -> None:
         """Checks the specs of targets and predictions against the loss, and creates the metrics.
 
         Names such as `"accuracy"` are resolved by the shapes, as in Keras.
@@ -229,7 +225,7 @@ class NamedHead:
         self._metrics = found
 
     def mask_missing(
-        self, targets: tf.Tensor, sample_weight: tf.Tensor | None, predictions: tf.TensorSpec, mask: Any, **options: bool
+        self, targets: tf.Tensor, sample_weight: tf.Tensor | None, predictions: tf.TensorSpec, mask: Tensor, **options: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The targets, 0 where there is no label, and the weights of the elements; see `mask_missing` of labels."""
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, **options)
@@ -252,7 +248,7 @@ class NamedHead:
         if not self.loss.has_count:
             return tf.reduce_sum(weights)
         seen, predictions, weights = self._seen(targets, predictions, weights)
-        counts: Any = self.loss.terms(seen, predictions)[1]
+        counts: Tensor = self.loss.terms(seen, predictions)[1]
         counts = counts if self.loss.is_total else sum_of_losses(_like(weights, counts, self.loss), weights)
         rule = f"`loss` of head {self.name!r} must return a sum and a finite count of at least 0. Received: a count of "
         parts = [rule, counts, f" from {self.loss.name!r}. Correct the second result of the loss."]
@@ -282,7 +278,7 @@ class NamedHead:
         """`sum_i s_i * loss_i`, a float32 scalar; the arguments are those of `losses`."""
         return sum_of_losses(*self.losses(targets, predictions, weights))
 
-    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, representation: Any) -> None:
+    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, representation: Nested) -> None:
         """Adds the labelled elements to the metrics, without class weights; the targets are in their own units.
 
         A module that reads its targets may have a method `scores`, which does not: its result, of the shape of the
@@ -310,19 +306,14 @@ def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.math.multiply_no_nan(losses, weights))
 
 
-def or_nan(value: Any, condition: tf.Tensor) -> tf.Tensor:
+def or_nan(value: Tensor, condition: tf.Tensor) -> tf.Tensor:
     """A value where the condition holds, otherwise NaN; values of other dtypes than floating ones are unchanged."""
     value = tf.convert_to_tensor(value)
     return where(condition, value, float("nan")) if value.dtype.is_floating else value
 
 
-def weigh_classes(heads: Sequence[NamedHead], class_weight: Any) -> list[NamedHead]:
-    """The same heads, with their modules and metrics, and with the class weights of `fit`.
-
-    Raises:
-        ValueError: A key is not the name of a head, a value is not a dict of weights, or the weights are not by head and
-            there are several heads.
-    """
+def weigh_classes(heads: Sequence[NamedHead], class_weight: Config) -> list[NamedHead]:
+    """The same heads, with their modules and metrics, and with the class weights of `fit`."""
     names = [head.name for head in heads]
     is_by_head = isinstance(class_weight, Mapping) and (
         all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)
@@ -342,6 +333,6 @@ def weigh_classes(heads: Sequence[NamedHead], class_weight: Any) -> list[NamedHe
     return weighed
 
 
-def new_head(name: str, module: Callable[..., Any], loss: Any, **options: Any) -> NamedHead:
+def new_head(name: str, module: Layer, loss: Loss, **options: object) -> NamedHead:
     """A head of a trainer from the arguments of `Head`, with errors that say its name."""
     return NamedHead(name, Head._of(str(name), module=module, loss=loss, **options))

@@ -6,15 +6,15 @@ Nothing is found out about what is known, nor about what fails for such data.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import function_values, graph_function
+from multihead._ground.types import Function, Metric
 from multihead.heads._reading import BY_COLUMN, BY_ELEMENT, WEIGHTED, WHOLE, Reading, place_of
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape
@@ -24,20 +24,12 @@ _Data = tuple[np.ndarray, np.ndarray]
 
 
 def find_reading(
-    metric: Any, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss
+    metric: Metric, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss
 ) -> Reading:
     """Finds out how a metric is updated; if nothing is found, with the rows in which every element has a label.
 
     A way is right if the metric is that of the other rows where whole rows have no label, and if the values of missing
-    labels, wherever they are, do not matter.
-
-    Args:
-        metric: The Keras metric.
-        head: The name of its head, for messages.
-        targets: The spec of the targets.
-        predictions: The spec of the predictions.
-        rank: How many axes tell the elements of the loss apart.
-        loss: The head's loss, which says what the labels can be.
+    labels, wherever they are, do not matter. `rank` axes tell the elements of the loss apart.
     """
     reading = Reading(metric, head)
     with tf.init_scope(), warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -77,7 +69,9 @@ class _Probe:
     def find(self, data: Sequence[_Data], sizes: Sequence[int | None]) -> None:
         """Finds how the metric is updated, from data of which it can be computed; `sizes` are those of a prediction."""
         reading, (y, p) = self._reading, data[0]
-        if _is_function(reading.metric):
+        kind = getattr(getattr(type(reading.metric), "update_state", None), "__qualname__", "")
+        wraps = getattr(reading.metric, "_fn", None) is not None and isinstance(reading.metric, keras.metrics.Mean)
+        if wraps and str(kind).startswith("MeanMetricWrapper."):  # the mean of a function's values
             values = function_values(reading.metric, tf.constant(y), tf.constant(p))
             reading.of_batch = np.shape(values)[:1] != (len(y),)
             reading.weighs &= not reading.of_batch
@@ -157,7 +151,7 @@ class _Probe:
         masks = [mask.reshape(*mask.shape, *[1] * (each.ndim - mask.ndim)) for each in (y, p)]
         return np.where(masks[0], others[0], y), np.where(masks[1], others[1], p)
 
-    def _result(self, update: Callable[..., Any], *data: np.ndarray) -> list[np.ndarray] | None:
+    def _result(self, update: Function, *data: np.ndarray) -> list[np.ndarray] | None:
         """The result after one update from the start; None if it fails."""
         metric, strategy = self._reading.metric, tf.distribute.get_strategy()
         self._num_runs += 1
@@ -170,13 +164,6 @@ class _Probe:
                 update(*tensors)
             return [np.array(each) for each in tf.nest.flatten(metric.result())]
         return None
-
-
-def _is_function(metric: Any) -> bool:
-    """Whether a metric is the mean of a function's values."""
-    update = getattr(type(metric), "update_state", None)
-    wraps = getattr(metric, "_fn", None) is not None and isinstance(metric, keras.metrics.Mean)
-    return wraps and str(getattr(update, "__qualname__", "")).startswith("MeanMetricWrapper.")
 
 
 def _merged(data: _Data, rank: int) -> _Data:

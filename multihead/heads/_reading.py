@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -13,34 +12,26 @@ import tensorflow as tf
 from multihead._ground.calls import function_values
 from multihead._ground.keras import tensor_variable
 from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Function, Metric, Nested
 
 WHOLE, BY_ELEMENT, WEIGHTED, BY_COLUMN = "whole", "by element", "weighted", "by column"
+"""What a metric gets where only some labels of a row are present: the rows with all labels that it reads; each labelled
+element as a row; a weight for each element; or, for one column after another, the rows with a label there."""
 
 
 class Reading:
-    """How a metric is updated with labelled elements alone.
+    """How a metric is updated with labelled elements alone; the name of its head is for messages."""
 
-    Args:
-        metric: The Keras metric.
-        head: The name of its head, for messages.
-
-    Attributes:
-        weighs: Whether it uses `sample_weight`.
-        of_batch: Whether it is the mean of a function whose values are not those of rows.
-        rank: The number of axes that tell its rows apart: with 2, it gets `[batch, time, ...]` as `[batch * time, ...]`.
-        way: What it gets where only some labels of a row are present: the rows with all labels that it reads; each labelled
-            element as a row; a weight for each element; or, for one column after another, the rows with a label there.
-        sizes: The sizes of the axes of a row's columns.
-        columns: The columns that it reads; None for all.
-    """
-
-    def __init__(self, metric: Any, head: str) -> None:
+    def __init__(self, metric: Metric, head: str) -> None:
         self.metric, self.head = metric, head
         parameters = inspect.signature(type(metric).update_state).parameters.values()
+        # Whether it uses `sample_weight`.
         self.weighs = any(each.name == "sample_weight" or each.kind is each.VAR_KEYWORD for each in parameters)
-        self.of_batch, self.rank, self.way = False, 1, WHOLE
-        self.sizes: list[int | None] = []
-        self.columns: list[int] | None = None
+        self.of_batch = False  # whether it is the mean of a function whose values are not those of rows
+        self.rank = 1  # the axes that tell its rows apart: with 2, it gets `[batch, time, ...]` as `[batch * time, ...]`
+        self.way = WHOLE
+        self.sizes: list[int | None] = []  # of the axes of a row's columns
+        self.columns: list[int] | None = None  # those that it reads; None for all
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """Adds the labelled elements of a batch, by the weights of the loss's elements; returns how many rows count."""
@@ -124,8 +115,8 @@ class Reading:
         return tf.reduce_sum(tf.cast(tf.reduce_any(weights > 0, axis=1), tf.float32))
 
     def _of_labelled(
-        self, then: Callable[..., Any], otherwise: Callable[[], Any], labelled: tf.Tensor, *tensors: tf.Tensor
-    ) -> Any:
+        self, then: Function, otherwise: Callable[[], Nested], labelled: tf.Tensor, *tensors: tf.Tensor
+    ) -> Nested:
         """`then` of the labelled rows, or `otherwise()` without any: a metric need not be able to take no row.
 
         XLA has no tensors of open size. There, unlabelled rows weigh 0 and repeat a labelled one, so that all is finite.
@@ -145,12 +136,12 @@ class Reading:
         return _either(tf.reduce_any(labelled), lambda: then(*(tf.gather(each, places) for each in tensors)), otherwise)
 
 
-def _either(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+def _either(condition: tf.Tensor, then: Callable[[], Nested], otherwise: Callable[[], Nested]) -> Nested:
     """`then()` or `otherwise()`, of which only one runs."""
     if tf.executing_eagerly():
         return then() if bool(condition) else otherwise()
 
-    def branch(function: Callable[[], Any]) -> Any:
+    def branch(function: Callable[[], Nested]) -> Nested:
         result = function()
         return tf.no_op() if result is None else result
 

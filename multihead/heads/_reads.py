@@ -7,13 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.types import Config, Nested
 from multihead._ground.validation import nearest, quoted
 
+Reads = Any
+"""A key or an index, a tuple of these, or a list of both; None: all."""
 
-def check_reads(reads: Any) -> Any:
+
+def check_reads(reads: Reads) -> Reads:
     """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these."""
-    keys = reads if isinstance(reads, list) else [reads]
-    if reads is None or (keys and all(_is_path(key) for key in keys)):
+    parts = reads if isinstance(reads, list) else [reads]
+    paths = [part if isinstance(part, tuple) else (part,) for part in parts]
+    are_keys = [isinstance(key, (str, int)) and not isinstance(key, bool) for path in paths for key in path]
+    if reads is None or (paths and all(paths) and all(are_keys)):
         return reads
     raise TypeError(
         "`reads` must be a key or an index of the representation, a tuple of them for a path into a nest, or a list for "
@@ -21,21 +27,10 @@ def check_reads(reads: Any) -> Any:
     )
 
 
-def _is_path(key: Any) -> bool:
-    return _is_key(key) or (isinstance(key, tuple) and bool(key) and all(_is_key(each) for each in key))
-
-
-def _is_key(key: Any) -> bool:
-    return isinstance(key, (str, int)) and not isinstance(key, bool)
-
-
-def select(representation: Any, reads: Any, head: str) -> Any:
-    """The part of a representation that a head reads.
+def select(representation: Nested, reads: Reads, head: str) -> Nested:
+    """The part of a representation that a head reads; a `ValueError` if there is none.
 
     A tuple of keys is a path into a nest or, where it leads nowhere, several entries; a list selects a list of parts.
-
-    Raises:
-        ValueError: The representation has no such part.
     """
     if reads is None:
         return representation
@@ -48,12 +43,21 @@ def select(representation: Any, reads: Any, head: str) -> Any:
             outermost = _entries(representation)
             if place == 1 and all(each in outermost for each in path):
                 return tuple(outermost[each] for each in path)
-            raise ValueError(_unknown(key, reads, head, representation, part))
+            names = [entry for entry in entries if not isinstance(entry, int) or entry >= 0]
+            near, hint = nearest(key, names), f"Pass one of {quoted(names)}." if names else "Leave `reads` out."
+            if near is not None:
+                hint = f"Did you mean {near!r}?"
+            elif isinstance(reads, tuple) and not names:
+                hint = "A tuple is a path into a nest; for several parts pass a list."
+            raise ValueError(
+                f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
+                f"{described(representation)}. {hint}"
+            )
         part = entries[key]
     return part
 
 
-def _entries(part: Any) -> dict[Any, Any]:
+def _entries(part: Nested) -> dict[object, Nested]:
     """The entries of one level of a nest by all the keys that reach them."""
     if isinstance(part, Mapping):
         return dict(part)
@@ -64,22 +68,7 @@ def _entries(part: Any) -> dict[Any, Any]:
     return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
 
 
-def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) -> str:
-    entries = [entry for entry in _entries(part) if not isinstance(entry, int) or entry >= 0]
-    near = nearest(key, entries)
-    if near is not None:
-        hint = f"Did you mean {near!r}?"
-    elif isinstance(reads, tuple) and not entries:
-        hint = "A tuple is a path into a nest; for several parts pass a list."
-    else:
-        hint = f"Pass one of {quoted(entries)}." if entries else "Leave `reads` out."
-    return (
-        f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
-        f"{described(representation)}. {hint}"
-    )
-
-
-def described(representation: Any) -> str:
+def described(representation: Nested) -> str:
     """A nest of tensors or specs as text: its keys, and the shape of each tensor."""
     if isinstance(representation, Mapping):
         return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
@@ -92,14 +81,14 @@ def described(representation: Any) -> str:
     return type(representation).__name__
 
 
-def encode_reads(reads: Any) -> Any:
+def encode_reads(reads: Reads) -> Config:
     """`reads` in a form for JSON, which does not distinguish tuples from lists."""
     if isinstance(reads, list):
         return {"parts": [encode_reads(each) for each in reads]}
     return {"path": list(reads)} if isinstance(reads, tuple) else reads
 
 
-def decode_reads(encoded: Any) -> Any:
+def decode_reads(encoded: object) -> Reads:
     """The inverse of `encode_reads`."""
     if not isinstance(encoded, Mapping):
         return encoded

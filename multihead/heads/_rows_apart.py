@@ -6,7 +6,7 @@ built, on eight made-up rows: some of them are replaced or left out, and what be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ import tensorflow as tf
 from multihead._ground.calls import graph_function, written_resources
 from multihead._ground.layers import all_layers
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Function, Nested
 from multihead.heads._named import NamedHead
 from multihead.losses._known import is_keras
 
@@ -29,29 +30,19 @@ _LARGE, _LARGEST = 2**12, 2**20
 _KINDS = ("uniform", "normal", "classes", "no classes")
 
 
-def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
-    """Checks that a head whose rows depend on each other says so, and that its sums and counts add up.
+def check_rows_apart(head: NamedHead, representation: Nested, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
+    """Raises if a built head's rows depend on each other and it does not say so, or its sums and counts do not add up.
 
     A loss or module that fails for the made-up rows, draws random numbers or changes variables is not checked.
-
-    Args:
-        head: The built head.
-        representation: The specs of the representation, with open batch size.
-        targets: The spec of the head's targets.
-        predictions: The spec of its predictions.
-
-    Raises:
-        ValueError: The head does not have `couples_rows`, but its rows depend on each other; the sum or the count of a batch
-            is not that of its parts; or the count depends on the predictions.
     """
     loss = head.loss
     if not head.is_trained or loss.known is not None or (loss.couples_rows and not loss.has_count):
         return
 
-    def of_loss(rows: Any) -> Any:
+    def of_loss(rows: Nested) -> Nested:
         return loss.terms(head.like_scaled(rows["targets"]), rows["predictions"])
 
-    def of_head(rows: Any) -> Any:
+    def of_head(rows: Nested) -> Nested:
         labels = head.like_scaled(rows["targets"])
         return loss.terms(labels, head.predict(rows["representation"], labels, training=False))
 
@@ -78,11 +69,11 @@ def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpe
         _check_pair(head, terms, one, other, "value, with the module,")
 
 
-def _check_pair(head: NamedHead, terms: Callable[[Any], Any], one: Any, other: Any, whose: str) -> None:
+def _check_pair(head: NamedHead, terms: Function, one: Nested, other: Nested, whose: str) -> None:
     """Checks a head without `couples_rows` on two sets of rows."""
     loss = head.loss
-    parts: list[Any] = []
-    mixed = tf.nest.map_structure(_mixed, one, other)
+    parts: list[tuple[np.ndarray, np.ndarray | None]] = []
+    mixed = tf.nest.map_structure(lambda a, b: where(_REPLACED.reshape([-1] + [1] * (a.shape.rank - 1)), b, a), one, other)
     with suppress(Exception):  # a loss need not take any rows
         halves = ((0, 3), (3, 8)) if loss.is_total else ((0, 4),)
         whole = [terms(one), *([] if loss.is_total else [terms(mixed)])]
@@ -108,7 +99,7 @@ def _check_pair(head: NamedHead, terms: Callable[[Any], Any], one: Any, other: A
         )
 
 
-def _terms(compute: Callable[[Any], Any], specs: Any, eagerly: bool) -> Any:
+def _terms(compute: Function, specs: Nested, eagerly: bool) -> Any:
     """A function of rows that gives sums and counts as arrays; None if it cannot be traced, or would change variables."""
     if not eagerly:
         try:
@@ -118,7 +109,7 @@ def _terms(compute: Callable[[Any], Any], specs: Any, eagerly: bool) -> Any:
         if written_resources(traced.graph.get_operations()):
             return None
 
-    def terms(rows: Any) -> tuple[Any, Any]:
+    def terms(rows: Nested) -> tuple[np.ndarray, np.ndarray | None]:
         with unchecked():  # the loss of made-up rows may be infinite
             sums, counts = compute(rows)
         return sums.numpy(), None if counts is None else counts.numpy()
@@ -126,7 +117,7 @@ def _terms(compute: Callable[[Any], Any], specs: Any, eagerly: bool) -> Any:
     return terms
 
 
-def _pairs(terms: Any, specs: Any, predictions: tf.TensorSpec) -> Iterator[tuple[Any, Any]]:
+def _pairs(terms: Any, specs: Nested, predictions: tf.TensorSpec) -> Iterator[tuple[Nested, Nested]]:
     """Pairs of eight rows each, for the first of which a function has values that are the same each time."""
     size = sum(int(np.prod([axis or 3 for axis in spec.shape[1:]])) for spec in tf.nest.flatten(specs))
     width = predictions.shape[-1] if predictions.shape.rank > 1 else None
@@ -158,11 +149,7 @@ def _made(rng: np.random.Generator, kind: str, width: int | None, spec: tf.Tenso
     return tf.cast(values, spec.dtype)
 
 
-def _mixed(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    return where(tf.reshape(tf.constant(_REPLACED), [-1] + [1] * (one.shape.rank - 1)), other, one)
-
-
-def _differ(one: Any, other: Any, tolerance: float = 1e-4) -> bool:
+def _differ(one: Nested, other: Nested, tolerance: float = 1e-4) -> bool:
     """Whether numbers differ by more than rounding, where both are finite."""
     finite = np.isfinite(one) & np.isfinite(other)
     one, other = np.where(finite, one, 0.0), np.where(finite, other, 0.0)

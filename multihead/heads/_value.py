@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from multihead import losses, scaling
 from multihead._ground.calls import call_users
+from multihead._ground.types import Layer, Loss, Metric, Tensor
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
 from multihead.heads._metrics import check_metrics
-from multihead.heads._reads import check_reads
+from multihead.heads._reads import Reads, check_reads
 from multihead.losses._known import CLASSES
-from multihead.rates import check_rate
+from multihead.rates import Rate, check_rate
 
-Weight = float | Callable[[tf.Tensor], Any]
+Weight = float | Callable[[tf.Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,33 +75,33 @@ class Head:
         >>> trainer = MultiHeadTrainer(keras.layers.Dense(8), heads={"price": head})
     """
 
-    module: Callable[..., Any]
-    loss: Any
+    module: Layer
+    loss: Loss
     _: KW_ONLY
     weight: Weight = 1.0
-    metrics: Sequence[Any] = ()
+    metrics: Sequence[Metric] = ()
     teacher_forcing: bool = False
     ignore_label: float | None = None
-    reads: Any = None
+    reads: Reads = None
     class_weight: Mapping[int, float] | None = None
-    target_scaling: Any = None
+    target_scaling: scaling.Scaling | Layer | str | None = None
     trains_encoder: bool = True
     couples_rows: bool = False
-    learning_rate_multiplier: Any = 1.0
-    weight_decay_multiplier: Any = 1.0
+    learning_rate_multiplier: Rate = 1.0
+    weight_decay_multiplier: Rate = 1.0
 
     def __post_init__(self) -> None:
         self._check(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head")
 
     @classmethod
-    def _of(cls, name: str, **arguments: Any) -> Head:
+    def _of(cls, name: str, **arguments: object) -> Head:
         """A head whose arguments are checked under the name that a trainer has for it."""
         head = object.__new__(cls)
         vars(head).update({**{field.name: field.default for field in fields(cls)}, **arguments})
         head._check(name)
         return head
 
-    def _with(self, **changes: Any) -> Head:
+    def _with(self, **changes: object) -> Head:
         """The same head with values that are known to be right: in a graph, a check must not create metrics."""
         head = copy.copy(self)
         vars(head).update(changes)
@@ -146,7 +146,7 @@ class Head:
             weight_at(weight, tf.constant(0, tf.int64), name)  # a function that returns no number is an error here
 
 
-def check_heads(heads: Any) -> dict[str, Head]:
+def check_heads(heads: Mapping[str, Head] | None) -> dict[str, Head]:
     """The heads that a trainer is created with, by name."""
     if isinstance(heads, Mapping | None):
         wrong = [f"{type(h).__name__} for {name!r}" for name, h in (heads or {}).items() if not isinstance(h, Head)]
@@ -160,7 +160,7 @@ def check_heads(heads: Any) -> dict[str, Head]:
     return dict(heads or {})
 
 
-def check_weight(weight: Any) -> Weight:
+def check_weight(weight: object) -> Weight:
     """Returns a head's weight if it is a finite number of at least 0 or a function."""
     if callable(weight):
         return weight
@@ -193,7 +193,7 @@ def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def check_ignore_label(label: Any) -> float | None:
+def check_ignore_label(label: object) -> float | None:
     """Returns an `ignore_label` if it is None or a number."""
     label = as_python(label)
     if label is None or is_number(label):
@@ -205,7 +205,7 @@ def check_ignore_label(label: Any) -> float | None:
 
 
 def check_scaling(
-    name: str, target_scaling: Any, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
+    name: str, target_scaling: object, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
 ) -> scaling.Scaling | None:
     """The scaling of a head's targets, if its loss can take scaled ones; None if they are not scaled."""
     found, reason = scaling.get(target_scaling), why_not_scaled(loss, class_weight)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +10,7 @@ import tensorflow as tf
 from multihead._ground.calls import are_probabilities, call_users, graph_function, keras_mask, targets_for_loss, with_logits
 from multihead._ground.keras import options_of
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Config, Function, Loss, Nested, Tensor
 from multihead._ground.validation import did_you_mean, in_short, names_known_to, quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, is_keras, known, with_columns
 
@@ -50,7 +49,7 @@ class SequenceCrossentropy(keras.losses.Loss):
         """The label that marks an element as unlabelled: the padding."""
         return self.padding_id
 
-    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+    def call(self, y_true: Tensor, y_pred: Tensor) -> tf.Tensor:
         """Values of shape `[batch, time]`, including those of padding."""
         y_true, y_pred = tf.cast(y_true, tf.int32), tf.convert_to_tensor(y_pred)
         if are_probabilities(y_pred):
@@ -64,7 +63,7 @@ class SequenceCrossentropy(keras.losses.Loss):
             values = (1 - self.label_smoothing) * values + self.label_smoothing * uniform
         return values
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {"padding_id": self.padding_id, "label_smoothing": self.label_smoothing, "name": self.name}
 
@@ -88,12 +87,7 @@ class ElementLoss:
     """
 
     def __init__(
-        self,
-        function: Callable[[Any, Any], Any],
-        name: str,
-        ignore_label: int | None,
-        original: Any,
-        known: Known | None = None,
+        self, function: Function, name: str, ignore_label: int | None, original: Loss, known: Known | None = None
     ) -> None:
         self._function = function
         self.name = name
@@ -102,7 +96,7 @@ class ElementLoss:
         self.known = known
         self.couples_rows = self.is_total = self.has_count = False
         self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
-        self._ranks: dict[Any, int] = {}
+        self._ranks: dict[object, int] = {}
 
     @property
     def over(self) -> str | None:
@@ -123,7 +117,7 @@ class ElementLoss:
         """
         shape = with_columns(predictions.shape)
         if self.known is not None:
-            return shape.rank if self.over == ELEMENTS else shape.rank - 1
+            return int(shape.rank) - (self.over != ELEMENTS)
         key = (targets.dtype, tuple(targets.shape[1:]), predictions.dtype, tuple(predictions.shape[1:]))
         if key not in self._ranks:
             # A unique number of rows, so that they are not taken for columns, as in `[6] - [6, 6]`.
@@ -164,15 +158,12 @@ class ElementLoss:
                 f"targets, or the module's number of units. The loss says: {in_short(first)}"
             ) from error
         self.is_total, self.has_count = not values.shape.rank, counts is not None
-        return max(values.shape.rank, 1)
+        return max(int(values.shape.rank), 1)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
 
         If the loss gives one number for all rows, it is their sum.
-
-        Raises:
-            ValueError: The loss reduces its values over the batch, or they do not have the shape of elements.
         """
         values, _ = self.terms(targets, predictions)
         if not values.shape.rank:
@@ -181,11 +172,7 @@ class ElementLoss:
         return tf.expand_dims(values, -1) if self.over == ELEMENTS and values.shape.rank < rank else values
 
     def terms(self, targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Sums and their counts, float32; for counts of 1, None.
-
-        Raises:
-            ValueError: As for `values`.
-        """
+        """Sums and counts, float32; for counts of 1, None. A `ValueError` if they do not have the shape of elements."""
         predictions = tf.convert_to_tensor(predictions)
         if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
             predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
@@ -228,7 +215,7 @@ class ElementLoss:
             values, *counts = (reduce(each, axis=list(range(1, rank))) for each in (values, *counts))
         return values, counts[0] if counts else None
 
-    def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Any:
+    def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Nested:
         try:
             return call_users(self._function, targets, predictions)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError):
@@ -254,7 +241,7 @@ class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
 
 
-def get(loss: Any) -> ElementLoss:
+def get(loss: Loss) -> ElementLoss:
     """Makes an `ElementLoss` from anything that Keras accepts as a loss.
 
     Args:
@@ -304,7 +291,7 @@ def get(loss: Any) -> ElementLoss:
     )
 
 
-def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
+def _of_keras(function: Function, name: str, original: Loss, options: Config) -> ElementLoss:
     """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
     properties, ignored = known(function, options), options.pop("ignore_class", None)
     return ElementLoss(functools.partial(function, **options), name, ignored, original, properties)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.calls import are_probabilities
 from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Config, Function, Loss, Tensor
 from multihead._ground.validation import stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
@@ -24,24 +24,16 @@ TOLERANCE = 0.01
 
 
 class Known(NamedTuple):
-    """A known function.
+    """A known function."""
 
-    Attributes:
-        over: `ELEMENTS`, `ROWS` or `CLASSES`.
-        low: The smallest label that it takes, or None.
-        high: The largest, or None. Class numbers end where the predictions' last axis does.
-        largest: For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides
-            each row by its sum. None for other functions.
-        has_logits: Whether such a function can also take logits, with `from_logits=True`.
-        positive: Whether it is meant for numbers of at least 0, although it takes others.
-    """
-
-    over: str
-    low: float | None = None
-    high: float | None = None
+    over: str  # `ELEMENTS`, `ROWS` or `CLASSES`
+    low: float | None = None  # the smallest label that it takes, or None
+    high: float | None = None  # the largest, or None. Class numbers end where the predictions' last axis does.
+    # For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides each row by
+    # its sum. None for other functions.
     largest: float | None = None
-    has_logits: bool = False
-    positive: bool = False
+    has_logits: bool = False  # whether such a function can also take logits, with `from_logits=True`
+    positive: bool = False  # whether it is meant for numbers of at least 0, although it takes others
 
 
 _BY_PROPERTIES = {
@@ -67,12 +59,12 @@ _OF_PROBABILITIES = {
 }
 
 
-def is_keras(function: Any) -> bool:
+def is_keras(function: object) -> bool:
     """Whether a function or class is Keras's own."""
     return str(getattr(function, "__module__", "")).partition(".")[0] in ("keras", "tf_keras")
 
 
-def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known | None:
+def known(function: Function, options: Config | None = None) -> Known | None:
     """The properties of a function of Keras with some keyword arguments; None for other functions."""
     options = options or {}
     if not is_keras(function) or options.get("axis", -1) not in (-1, (-1,), [-1]):
@@ -84,14 +76,11 @@ def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None
     return found._replace(largest=_OF_PROBABILITIES[name], has_logits="crossentropy" in name)
 
 
-def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.Tensor) -> tf.Tensor:
+def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf.Tensor) -> tf.Tensor:
     """The values of a loss, if the predictions are probabilities where the loss takes those.
 
     Nothing is computed for the result of a softmax or a sigmoid. Compiled by XLA, which has no errors, the values are NaN
     instead, so that the update is not applied.
-
-    Raises:
-        ValueError: The predictions are outside of their range; in a graph, when it runs.
     """
     largest = None if loss.known is None else loss.known.largest
     if largest is None or are_probabilities(predictions):
@@ -101,21 +90,13 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.
     holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # what is NaN is reported with the loss
     if in_xla():
         return where(holds, values, float("nan"))
-    checks = stop_unless(
-        holds,
-        lambda: [
-            f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from ",
-            low,
-            " to ",
-            high,
-            f". {remedy(loss)}",
-        ],
-    )
-    with tf.control_dependencies(checks):
+    rule = f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from "
+    parts = [rule, low, " to ", high, f". {remedy(loss)}"]
+    with tf.control_dependencies(stop_unless(holds, lambda: parts)):
         return tf.identity(values)
 
 
-def remedy(loss: Any) -> str:
+def remedy(loss: Loss) -> str:
     """What to do about predictions that are no probabilities."""
     activation = "sigmoid" if loss.known.over == ELEMENTS else "softmax"
     if not loss.known.has_logits:
@@ -149,7 +130,7 @@ def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.T
     return tf.expand_dims(targets, -1) if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
 
 
-def sizes(targets: tf.Tensor, rank: int) -> Any:
+def sizes(targets: tf.Tensor, rank: int) -> Tensor:
     """How many elements there are along each axis, as numbers if they are known."""
     shape = targets.shape[:rank]
     if shape.is_fully_defined():

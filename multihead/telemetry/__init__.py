@@ -147,7 +147,7 @@ def _shows_clipping(spec: UpdateSpec, level: str | None) -> bool:
 
 
 def _losses(update: Update) -> tf.Tensor:
-    return tf.math.divide_no_nan(update.loss_sums, update.total_counts)
+    return tf.math.divide_no_nan(update.loss_sums, update.losses.given.counts)
 
 
 LOSSES = (

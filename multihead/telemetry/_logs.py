@@ -14,7 +14,6 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
 from multihead._ground.tensors import unchecked, where
-from multihead._update.network import adds_losses
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
@@ -133,7 +132,7 @@ class LogMetrics:
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
         self._num_statistics = len(names)
-        self._adds_losses = adds_losses(spec.network)
+        self._adds_losses = spec.network.adds_losses
         self._names_in_logs: list[str] | None = None
 
     @property

@@ -6,17 +6,16 @@ depend on the losses are computed by a class: pass an instance (or its name) as 
 """
 
 from multihead.weighting._base import Weighting, get
-from multihead.weighting.dwa import DWA
-from multihead.weighting.famo import FAMO
-from multihead.weighting.geometric_mean import GeometricMean
-from multihead.weighting.go4align import GO4Align
-from multihead.weighting.gradnorm import GradNorm
-from multihead.weighting.imtll import IMTLL
-from multihead.weighting.log_loss import LogLoss
-from multihead.weighting.random_loss_weighting import RandomLossWeighting
-from multihead.weighting.smooth_tchebycheff import SmoothTchebycheff
-from multihead.weighting.uncertainty import Uncertainty
-from multihead.weighting.uwso import UWSO
+from multihead.weighting.by_progress import DWA, FAMO, GO4Align, GradNorm
+from multihead.weighting.by_scale import (
+    IMTLL,
+    UWSO,
+    GeometricMean,
+    LogLoss,
+    RandomLossWeighting,
+    SmoothTchebycheff,
+    Uncertainty,
+)
 
 __all__ = [
     "DWA",

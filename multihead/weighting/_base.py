@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Tensor, Variable
+from multihead._ground.types import Config, Tensor, Variable
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Method, find
 
@@ -39,6 +38,7 @@ class Weighting(Method):
 
     uses: tuple[str, ...] = ("losses",)
     _may_use = ("losses", "norms", "losses_after", "step")
+    _argument = "weighting"
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=True)
@@ -46,19 +46,7 @@ class Weighting(Method):
             {}
         )  # heads by the identity of the variable that belongs to them alone
 
-    def bind(self, head_names: Sequence[str]) -> None:
-        """Sets the heads' names, in the order of the losses.
-
-        Args:
-            head_names: One name per head.
-
-        Raises:
-            ValueError: An option names an unknown head, or the weighting has state for other heads.
-        """
-        self._check_heads_of_state("weighting", head_names)
-        super().bind(head_names)
-
-    def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Any]:
+    def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Variable]:
         """Creates one trainable float32 scalar per head, trained by the trainer's optimizer unless the head is idle.
 
         Args:
@@ -116,7 +104,7 @@ class Weighting(Method):
     def end_epoch(self) -> None:
         """Called by `fit` at the end of every epoch, before callbacks. By default it does nothing."""
 
-    def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The weights, `[num_heads]` derivatives of the total by the losses (0 for idle heads), and the total."""
         losses = where(active, losses, 0.0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -129,7 +117,7 @@ class Weighting(Method):
         weights = tape.gradient(total, losses, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return where(active, weights, 0.0), total
 
-    def gradients(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor, **used: Any) -> list[tf.Tensor]:
+    def gradients(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor, **used: Tensor) -> list[tf.Tensor]:
         """The gradients of `objective` for the learned variables, in the order of `trainable_variables`."""
         variables = [tensor_variable(variable) for variable in self.trainable_variables]
         if not variables:
@@ -175,11 +163,7 @@ class Weighting(Method):
 
 
 class BoundedWeighting(Weighting):
-    """A weighting with a lower bound of each loss.
-
-    Args:
-        least_losses: The bounds by head name; 0 for a head that is missing.
-        name: Name of the layer.
+    """A weighting with a lower bound of each loss by head name; 0 for a head that is missing.
 
     Raises:
         ValueError: A bound is not a finite number.
@@ -203,7 +187,7 @@ class BoundedWeighting(Weighting):
         """The losses minus their bounds."""
         return losses - tf.constant([self._least_losses.get(name, 0.0) for name in self.head_names or ()], tf.float32)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "least_losses": dict(self._least_losses)}
 
 

@@ -1,4 +1,4 @@
-"""Texts to ids and back, against plain Python; batches with every row once, similar lengths together, and swapped values."""
+"""Texts to ids and back, against plain Python; batches with every row once, and similar lengths together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 import tensorflow as tf
 
 from examples.seq2seq_price.batches import (
-    END_ID,
-    UNKNOWN_ID,
     Examples,
     TargetReader,
     Vectorizers,
@@ -22,12 +20,12 @@ from examples.seq2seq_price.batches import (
     build_vocabulary,
     evaluation_batches,
     longest,
-    padding_share,
     standardize_source,
     standardize_target,
     training_batches,
     vectorizer,
 )
+from examples.seq2seq_price.model import END_ID, UNKNOWN_ID
 
 pytestmark = pytest.mark.programs
 
@@ -148,13 +146,15 @@ def test_ids_belong_to_their_rows():
 
 
 def test_like_lengths_save_padding():
-    data, again = (training_batches(ROWS, vectorizers_for(ROWS), 32, seed=0)[0] for _ in range(2))
-    used = total = 0
-    for source, reply, _ in epoch(data):
-        used, total = used + np.sum(source > 0) + np.sum(reply > 0), total + source.size + reply.size
-    share = padding_share(again)
-    assert share == pytest.approx(1 - used / total)
-    assert share < 0.15 < padding_share(evaluation_batches(ROWS, vectorizers_for(ROWS), 500))
+    def padding(data):
+        ids = [each for source, reply, _ in epoch(data) for each in (source, reply)]
+        return 1 - sum(map(np.count_nonzero, ids)) / sum(each.size for each in ids)
+
+    vectorizers = vectorizers_for(ROWS)
+    data, steps = training_batches(ROWS, vectorizers, 32, seed=0)
+    assert padding(data) < 0.15 < padding(evaluation_batches(ROWS, vectorizers, 500))
+    assert data.options().autotune.enabled is False  # it may sleep at the end of an epoch
+    assert data.cardinality() == steps  # Keras would take an epoch of fewer batches than the first for an accident, and stop
 
 
 def test_evaluation_goes_from_short_to_long():
@@ -162,40 +162,6 @@ def test_evaluation_goes_from_short_to_long():
     labels = np.concatenate([batch[2] for batch in batches])
     assert sorted(labels) == list(range(500))
     assert np.all(np.diff(LENGTHS[labels] + LENGTHS[labels] // 2) >= 0)
-
-
-def test_values_are_swapped_anew_in_text_and_target():
-    names = ["The Eagle", "Café Rouge", r"A+B\1", ""]
-    rows = Examples(
-        ["the eagle, near Ranch.", "See café rouge!", r"at a+b\1", "no name", "Eagleton is said", "The Eagle only here"],
-        ["name[The Eagle]", "name[Café Rouge]", r"name[A+B\1]", "name[]", "name[The Eagle]", "name[]"],
-        np.arange(6, dtype=np.int32),
-    )
-    column = ["The Eagle", "Café Rouge", r"A+B\1", "", "The Eagle", "The Eagle"]
-    everything = Examples(
-        [*rows.texts, *(f"{name} {name.lower()}" for name in names)], [*rows.targets, *names], np.zeros(10)
-    )
-    vectorizers = vectorizers_for(everything)
-    words = vectorizers.source.get_vocabulary()
-    reader = TargetReader(vectorizers.target.get_vocabulary()[2:])
-    data, steps = training_batches(rows, vectorizers, 2, seed=1, swaps=[column])
-    seen = [set() for _ in range(6)]
-    for each in (data, evaluation_batches(rows, vectorizers, 2)):
-        assert each.options().autotune.enabled is False  # it may sleep at the end of an epoch
-    assert data.cardinality() == steps  # Keras would take an epoch of fewer batches than the first for an accident, and stop
-    for _ in range(12):
-        assert len(epoch(data)) == steps
-        for source, reply, labels in epoch(data):
-            for row, ids, target in zip(labels, source, reader(reply)):
-                seen[row].add((" ".join(words[number] for number in ids if number), target))
-    values = {
-        "name[The Eagle]": "the eagle", "name[Café Rouge]": "café rouge", r"name[A+B\1]": r"a + b \ 1",
-    }  # fmt: skip
-    assert seen[0] == {(f"{value} , near ranch .", target) for target, value in values.items()}
-    assert seen[1] == {(f"see {value} !", target) for target, value in values.items()}
-    assert seen[2] == {(f"at {value}", target) for target, value in values.items()}
-    for row, unchanged in ((3, "no name"), (4, "eagleton is said"), (5, "the eagle only here")):
-        assert seen[row] == {(unchanged, rows.targets[row])}
 
 
 def test_buckets_hold_about_equal_shares_by_source_and_within_by_target():

@@ -27,7 +27,7 @@ def test_a_short_run_solves_and_writes_lines(tmp_path, capsys):
 
 def test_the_page_shows_what_the_lines_say():
     lines = [json.loads(line) for line in many_heads.RESULTS.read_text(encoding="utf-8").splitlines()]
-    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- many heads: begin -->\n\n")[2].partition("\n<!-- many heads: end -->")[0]
     assert shown == many_heads.table(lines), (
         "run `python -m benchmarks many_heads --read benchmarks/speed/results/many_heads.jsonl`"

@@ -48,6 +48,14 @@ def test_tickets_and_what_is_recorded_of_them(tmp_path, capsys):
     assert "| NormFloor 1 | " in capsys.readouterr().out
 
 
+def test_the_first_command_of_the_example(tmp_path, capsys):
+    (line,) = run("replies", tmp_path)
+    joint = [f"{variant}, equal cost" for variant in ("plain sum", "NormFloor 1", "price 0.3")]
+    assert set(line["values"]) == {"alone", *joint}
+    assert all(0 <= score <= 1 for heads in line["values"].values() for values in heads.values() for score in values)
+    assert "| NormFloor 1, equal cost | " in capsys.readouterr().out
+
+
 def test_more_updates_for_joint_models_and_a_wider_encoder(tmp_path, capsys):
     variants = ["plain sum", "NormFloor 1, sqrt(n) updates", "NormFloor, rates as alone, twice as wide"]
     (line,) = run("pace", tmp_path, "--sets", "mostly_missing", "--variants", *variants)

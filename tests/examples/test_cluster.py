@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from argparse import Namespace
@@ -18,7 +17,7 @@ from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.programs
 
-PAGE = (ROOT / "docs" / "howto" / "many_machines.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "howto" / "distributing.md").read_text(encoding="utf-8")
 OPTIONS = Namespace(strategy="multi-worker", port=8888)
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"}
 STEP["SLURM_STEP_TASKS_PER_NODE"] = "2(x2)"
@@ -148,12 +147,10 @@ def test_the_recipes_can_be_read(tmp_path):
         done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         commands += [text.split() for text in re.findall(r"python -m examples.*", block.replace("\\\n", " "))]
-    assert len(commands) == 4
+    assert len(commands) == 3
     for words in commands:
         options = command.parse(words[words.index("examples.seq2seq_price") + 1 :])
         assert options.strategy == "multi-worker" and options.output == "/shared/run"
-    config = json.loads(re.search(r"TF_CONFIG='(.*?)'", PAGE, re.DOTALL)[1])
-    _replicas._check_config(json.dumps(config))
     sbatch = next(block for block in blocks("bash") if "#SBATCH" in block)
     assert sbatch.startswith("#!/bin/bash\n#SBATCH ")
 

@@ -13,9 +13,9 @@ import sys
 
 import numpy as np
 import pytest
-import sacrebleu
 
 from examples.seq2seq_price import command, run
+from examples.seq2seq_price.data import load_data, workshop_data
 from tests.helpers import alone
 
 pytestmark = pytest.mark.programs
@@ -29,7 +29,9 @@ def workshop_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "deep" / "er"
     # Steps so large that the loss soon grows.
     options = ["--epochs", "30", "--patience", "2", "--learning-rate", "0.03", "--units", "24", "--embedding", "8"]
-    options += ["--batch-size", "16", "--orders", "160", "--output", str(folder)]
+    options += ["--dropout", "0.1", "--weight-decay", "0.3"]
+    options += ["--batch-size", "16", "--attention", "luong", "--orders", "160", "--balancer", "NormFloor"]
+    options += ["--output", str(folder)]
     options += ["--export", str(folder.parent / "exported")]
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert command.main(options) == 0
@@ -54,21 +56,17 @@ def history_of(folder):
         return list(csv.DictReader(file))
 
 
-def test_a_run_leaves_its_figures(workshop_run):
+def test_a_run_leaves_its_metrics(workshop_run):
     folder, _ = workshop_run
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     assert list(metrics["splits"]) == ["train", "dev"]
-    for rows, figures in zip((160, 16), metrics["splits"].values()):
-        assert figures["rows"] == figures["labelled_rows"] == rows
-        for name in ("price_accuracy", "price_macro_f1", "reply_exact", "reply_token_accuracy"):
-            assert 0 <= figures[name] <= 1
-        assert figures["loss"] == pytest.approx(figures["reply_loss"] + figures["price_loss"], rel=1e-5)
-        assert figures["seconds"] > 0 and figures["examples_per_second"] > 0
-        assert 0 <= figures["reply_bleu"] <= 100 and 0 <= figures["reply_chrf"] <= 100
-        assert "reply_slot_f1" not in figures
+    for rows, of_split in zip((160, 16), metrics["splits"].values()):
+        assert of_split["rows"] == of_split["labelled_rows"] == rows
+        for name in ("price_accuracy", "reply_exact", "reply_token_accuracy"):
+            assert 0 <= of_split[name] <= 1
+        assert of_split["loss"] == pytest.approx(of_split["reply_loss"] + of_split["price_loss"], rel=1e-5)
     seen = 160 * metrics["training"]["epochs"]
     assert metrics["training"]["examples_per_second"] == pytest.approx(seen / metrics["training"]["seconds"])
-    assert 0 < metrics["training"]["padding_share"] < 1
     assert metrics["options"]["units"] == 24
 
 
@@ -77,13 +75,13 @@ def test_a_run_leaves_its_history_pictures_and_samples(workshop_run):
     history = history_of(folder)
     assert [row["epoch"] for row in history] == [str(number + 1) for number in range(len(history))]
     for head in ("reply", "price"):
-        for figure in (f"{head}_loss", f"val_{head}_loss", f"{head}_norm", f"{head}_share"):
-            assert all(np.isfinite(float(row[figure])) for row in history)
+        for name in (f"{head}_loss", f"val_{head}_loss", f"{head}_norm", f"{head}_share"):
+            assert all(np.isfinite(float(row[name])) for row in history)
     assert all(float(row["reply_share"]) + float(row["price_share"]) == pytest.approx(1, abs=1e-4) for row in history)
-    for picture in ("curves", "confusion", "attention"):
+    for picture in ("losses", "shares"):
         assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
     samples = (folder / "samples.txt").read_text(encoding="utf-8")
-    assert samples.count("wanted ") == samples.count("got    ") == samples.count("text   ") == 10
+    assert samples.count("wanted ") == samples.count("got    ") == samples.count("text   ") >= 10
 
 
 def test_the_best_epoch_is_kept_and_patience_ends(workshop_run):
@@ -94,28 +92,17 @@ def test_the_best_epoch_is_kept_and_patience_ends(workshop_run):
     assert metrics["training"]["epochs"] == len(losses) == np.argmin(losses) + 3 < 30
     assert metrics["splits"]["dev"]["loss"] == pytest.approx(min(losses), rel=1e-4)
     assert f"best at epoch {np.argmin(losses) + 1} of {len(losses)}; " in told
-    assert f"{metrics['training']['padding_share']:.1%} of the ids were padding" in told
-
-
-def test_attention_belongs_to_the_reply(loaded):
-    model, _, _ = loaded
-    texts = ["Two oak chairs, no, pine!", "a desk"]
-    for asked, reply, attended in zip(texts, model.answer(texts).replies, model.attention_maps(texts)):
-        assert attended.source == {"a desk": ["a", "desk"]}.get(asked, "two oak chairs , no , pine !".split())
-        assert "".join(attended.reply).removesuffix("<end>") == reply.replace(" ", "")
-        assert attended.weights.shape == (len(attended.reply), len(attended.source))
-        np.testing.assert_allclose(attended.weights.sum(axis=1), 1, rtol=1e-5)
 
 
 def test_a_trained_model_answers_as_it_did(workshop_run, loaded):
     folder, _ = workshop_run
     model, columns, printed = loaded
-    dev = run.workshop_data(160, 16, 0).splits["dev"]
+    dev = workshop_data(160, 16, 0).splits["dev"]
     model.trainer.compile("sgd")
-    figures, _ = run.evaluate(model, dev, batch_size=5)
+    again, _ = run.evaluate(model, dev, batch_size=5)
     written = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
     for name in ("reply_loss", "price_loss", "price_accuracy", "reply_exact"):
-        assert figures[name] == pytest.approx(written[name], rel=1e-4, abs=1e-6)
+        assert again[name] == pytest.approx(written[name], rel=1e-4, abs=1e-6)
     answers = model.answer(ASKED, beam_width=3)
     assert columns == {"source": "text", "target": "order", "label": "price"}
     exported, *lines = printed.splitlines()
@@ -168,17 +155,14 @@ def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
     dev = write_meanings(tmp_path / "dev.csv", 9, ["5", "", "20"])
     options = [
         *SMALL, *FILE_COLUMNS, "--train", train, "--dev", dev, "--test", dev, "--bands", "3", "--missing", "class",
-        "--swap-column", "name", "--cell", "lstm", "--attention", "bahdanau", "--balancer", "UPGrad", "--balance-at",
-        "parameters", "--schedule", "price:reply=1:2", "--price-weight", "0.5", "--micro-batches", "2", "--clip",
-        "average-norm:0.1", "--beam", "2", "--seed", "3", "--output", str(tmp_path / "out"),
+        "--cell", "lstm", "--attention", "bahdanau", "--balancer", "UPGrad", "--micro-batches", "2", "--beam", "2",
+        "--seed", "3", "--output", str(tmp_path / "out"),
     ]  # fmt: skip
     assert command.main(options) == 0
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))
     assert list(metrics["splits"]) == ["train", "dev", "test"]
     assert metrics["splits"]["dev"]["labelled_rows"] == 9
     assert metrics["splits"]["dev"]["reply_exact"] == metrics["splits"]["test"]["reply_exact"]
-    assert 0 <= metrics["splits"]["dev"]["reply_slot_f1"] <= 1
-    assert (tmp_path / "out" / "attention.png").exists()
     model, _ = run.load_model(tmp_path / "out")
     assert model.columns["price"].names == ("under 9", "9 to 12.6667", "12.6667 and more", "(missing)")
 
@@ -186,7 +170,7 @@ def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
 def test_missing_prices_are_no_labels(tmp_path):
     train = write_meanings(tmp_path / "train.csv", 12, ["low", "", "high"])
     options = command.parse([*FILE_COLUMNS, "--train", train, "--dev", train])
-    data = run.load_data(options)
+    data = load_data(options)
     assert data.ranges.names == ("high", "low")
     assert data.splits["dev"].labels.tolist() == [1, -1, 0] * 4
 
@@ -197,23 +181,12 @@ def test_missing_prices_are_no_labels(tmp_path):
         (["--epochs", "0"], r"argument --epochs: must be a whole number of at least 1. Received: '0'."),
         (["--dropout", "1"], r"must be a number of at least 0 and below 1. Received: '1'."),
         (["--learning-rate", "0"], r"must be a number above 0. Received: '0'."),
-        (["--price-weight", "-1"], r"must be a number of at least 0. Received: '-1'."),
-        (["--clip", "global:5"], r"value, norm, average-norm or global-norm with a limit above 0. Received: 'global:5'."),
-        (["--clip", "norm:0"], r"with a limit above 0. Received: 'norm:0'."),
-        (["--schedule", "price:reply=1"], r"heads and their numbers of updates. Received: 'price:reply=1'."),
         (["--cell", "rnn"], r"argument --cell: invalid choice: 'rnn'"),
         (["--predict", "x"], "--load and --predict go together."),
         (["--load", "x"], "--load and --predict go together."),
         (["--dev", "x"], "--dev requires --train."),
-        (["--swap-column", "x"], "--swap-column requires --train."),
         (["--train", "x"], "--train requires --dev."),
-        (
-            ["--train", "x", "y", "--dev", "x"],
-            "--dev must be one table, or two text files as in --train. Received: 1 file.",
-        ),
-        (["--train", "x", "y", "z", "--dev", "x"], "--train must be one table, or two text files"),
-        (["--train", "x", "y", "--dev", "x", "y", "--bands", "2"], "--bands requires a table with columns."),
-        (["--train", "x", "y", "--dev", "x", "y", "--swap-column", "n"], "--swap-column requires a table with columns."),
+        (["--bands", "2"], "--bands requires --train."),
         (["--ep", "3"], "unrecognized arguments: --ep"),
     ],
 )
@@ -229,11 +202,6 @@ def test_options_that_cannot_be_used(arguments, message, capsys):
     ("arguments", "message"),
     [
         (["--balancer", "UPGard"], "`--balancer` must be one of 'CAGrad'|`--balancer` must be one of"),
-        (
-            ["--schedule", "price:replies=1:9", "--orders", "20"],
-            "`--schedule` must name each head: reply, price. Received: price, replies",
-        ),
-        (["--schedule", "price=1", "--orders", "20"], "Received: price. Write, for example, reply:price=1:1."),
         (["--orders", "20", "--max-tokens", "3"], "The column `text` must contain at most 3 tokens per row. Received: "),
         (["--load", "nowhere", "--predict", "x"], "`--load` must be the folder of a finished run. Received: 'nowhere'"),
         (["--train", "nowhere.csv", "--dev", "x"], "`nowhere.csv` must be a readable file."),
@@ -255,7 +223,6 @@ def test_input_that_cannot_be_used(arguments, message, capsys, tmp_path, monkeyp
         (["low"], [], "The column `cost` must contain at least two different labels. Received: only one, 'low'."),
         (["low", "high"], ["--bands", "2"], "The column `cost` must contain numbers if --bands is given. Received: 'low'"),
         (["1", "2"], ["--label", "price"], "must have the column 'price'. Received: the columns 'name', 'sentence', 'mr'"),
-        (["1", "2"], ["--swap-column", "nom"], "must have the column 'nom'."),
     ],
 )
 def test_files_that_cannot_be_used(prices, columns, message, capsys, tmp_path):
@@ -264,43 +231,6 @@ def test_files_that_cannot_be_used(prices, columns, message, capsys, tmp_path):
     assert command.main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def write_lines(folder, split, number):
-    """Sentences and what becomes of them: every word's letters turned round, the verb last."""
-    sides = ([], [])
-    for row in range(number):
-        words = [f"{'Anna Otto Ida'.split()[row % 3]}", f"{'sees hears'.split()[row % 2]}", f"thing{row % 5}"]
-        sides[0].append(f"{' '.join(words)}.")
-        sides[1].append(f"{' '.join(word[::-1] for word in (words[0], words[2], words[1]))}.")
-    paths = [folder / f"{split}.{side}" for side in ("en", "ne")]
-    for path, lines in zip(paths, sides):
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [str(path) for path in paths], sides
-
-
-@pytest.mark.thorough
-def test_parallel_files_of_lines(tmp_path, capsys, ask, stop_tracing):
-    train, _ = write_lines(tmp_path, "train", 30)
-    dev, (texts, targets) = write_lines(tmp_path, "dev", 13)
-    options = [
-        "--train", *train, "--dev", *dev, "--epochs", "30", "--units", "24", "--embedding", "16", "--batch-size", "10",
-        "--learning-rate", "0.02", "--weight-decay", "0", "--dropout", "0", "--output", str(tmp_path / "out"),
-    ]  # fmt: skip
-    assert command.main(options) == 0
-    assert "30 train, 13 dev rows; no prices; " in capsys.readouterr().out
-    figures = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
-    assert not [name for name in figures if name.startswith("price")]
-    assert figures["labelled_rows"] == 0
-    stop_tracing()
-    model, _, printed = ask(tmp_path / "out", "--predict", "Anna sees thing2.")
-    assert printed == "source: Anna sees thing2.\ntarget: anna 2gniht sees.\n"
-    answers = model.answer(texts)
-    assert not answers.by_head
-    lowered = [target.lower() for target in targets]
-    assert figures["reply_exact"] == np.mean([left == right for left, right in zip(answers.replies, lowered)]) > 0.9
-    assert figures["reply_bleu"] == pytest.approx(sacrebleu.corpus_bleu(answers.replies, [lowered], force=True).score)
-    assert (tmp_path / "out" / "attention.png").exists() and not (tmp_path / "out" / "confusion.png").exists()
 
 
 def test_an_output_that_is_no_folder(capsys, tmp_path):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from examples._command_line import InputError
 from examples.convergence_study import command, report, study, training
 from examples.convergence_study.variants import RATES, TUNED, ByPart, all_variants, references
-from examples.seq2seq_price.run import load_data
+from examples.seq2seq_price.data import load_data
 from multihead import clipping
 
 pytestmark = pytest.mark.programs

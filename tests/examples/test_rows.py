@@ -12,7 +12,7 @@ import pytest
 
 from examples._command_line import InputError
 from examples._orders import BAND_EDGES, PRICE_NOISE, draw_rows
-from examples.seq2seq_price.rows import read_lines, read_table
+from examples._rows import read_table
 
 pytestmark = pytest.mark.programs
 
@@ -31,8 +31,8 @@ def computed_price(order: str) -> float:
         if part == "express":
             express = FACTORS["express"]
             continue
-        count, *words = part.split()
-        total += int(count) * math.prod(PRICES[word] if word in PRICES else FACTORS[word] for word in words)
+        count, *parts = part.split()
+        total += int(count) * math.prod(PRICES[word] if word in PRICES else FACTORS[word] for word in parts)
     return total * express
 
 
@@ -153,25 +153,3 @@ def test_a_missing_file_and_a_folder(tmp_path):
         read_table(tmp_path / "none.csv", ["text"])
     with pytest.raises(InputError, match=r"must be a readable file\. Received: Is a directory"):
         read_table(tmp_path, ["text"])
-
-
-def test_parallel_lines_are_lower_cased_and_stay_in_step(tmp_path):
-    (tmp_path / "en").write_bytes("\ufeffA  Man\r\n\r\nÉté\u2028x\n".encode())
-    (tmp_path / "de.gz").write_bytes(gzip.compress(b"Ein Mann\n\nSommer"))
-    assert read_lines(tmp_path / "en", tmp_path / "de.gz") == (["a man", "", "été x"], ["ein mann", "", "sommer"])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a\nb\n", r"`.*en` and `.*de` must have the same number of lines\. Received: 1 and 2\."),
-        (b"", r"`.*de` must contain lines of text\. Received: none\."),
-        (b" \n", r"`.*de` must contain lines of text\. Received: none\."),
-        (b"\xff\n", r"`.*de` must be UTF-8 text\."),
-    ],
-)
-def test_what_is_said_of_lines_that_cannot_be_used(tmp_path, content, message):
-    (tmp_path / "en").write_text("a\n")
-    (tmp_path / "de").write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        read_lines(tmp_path / "en", tmp_path / "de")

@@ -7,11 +7,11 @@ from argparse import Namespace
 import keras
 import numpy as np
 import pytest
-from rich.console import Console
 
-from examples.seq2seq_price import command, run
+from examples.seq2seq_price import command, report, run
 from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.columns import LabelColumn
+from examples.seq2seq_price.data import Data
 from multihead import MultiHeadTrainer
 
 pytestmark = pytest.mark.programs
@@ -70,7 +70,7 @@ def test_an_interrupted_run_keeps_its_best_epoch(tmp_path, monkeypatch, capsys, 
     """Ctrl-C in the third epoch, after its first update."""
     weights = []
 
-    class Interrupting(run.ProgressBar):
+    class Interrupting(report.Progress):
         def on_epoch_end(self, epoch, logs=None):
             super().on_epoch_end(epoch, logs)
             weights.append(self.model.encoder.get_weights())
@@ -80,15 +80,15 @@ def test_an_interrupted_run_keeps_its_best_epoch(tmp_path, monkeypatch, capsys, 
             if len(weights) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "ProgressBar", Interrupting)
+    monkeypatch.setattr(report, "Progress", Interrupting)
     arguments = ["--epochs", "9", "--units", "4", "--embedding", "3", "--batch-size", "4", "--learning-rate", "0.1"]
     options = command.parse([*arguments, "--output", str(tmp_path)])
     rows = Examples(["a b", "b a"] * 4, ["x", "y"] * 4, np.array([0, 1] * 4, np.int32))
     prices = LabelColumn("price", "cost", ("high", "low"))
-    data = run.Data({"source": "text", "target": "order", "label": "cost"}, prices, {"train": rows, "dev": rows}, [])
+    data = Data({"source": "text", "target": "order", "label": "cost"}, prices, {"train": rows, "dev": rows})
     model = run.build_model(options, data)
-    figures, history, _ = run.train_model(options, model, data, Console())
-    assert figures["epochs"] == 2 and figures["best_epoch"] == np.argmin(history["val_loss"]) + 1
-    for weight, best in zip(model.trainer.encoder.get_weights(), weights[figures["best_epoch"] - 1]):
+    trained, history = run.train_model(options, model, data)
+    assert trained["epochs"] == 2 and trained["best_epoch"] == np.argmin(history.history["val_loss"]) + 1
+    for weight, best in zip(model.trainer.encoder.get_weights(), weights[trained["best_epoch"] - 1]):
         np.testing.assert_array_equal(weight, best)
     assert "interrupted: evaluating and saving the model trained so far" in capsys.readouterr().out

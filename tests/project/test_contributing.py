@@ -23,7 +23,13 @@ from multihead import _compatibility, schedules
 from multihead.testing import check_balancer, check_schedule
 from tests.helpers.sources import ROOT
 
-PAGES = ["CONTRIBUTING.md", "SECURITY.md", ".github/PULL_REQUEST_TEMPLATE.md", "docs/architecture.md", "docs/decisions.md"]
+PAGES = [
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    ".github/PULL_REQUEST_TEMPLATE.md",
+    "docs/developing/architecture.md",
+    "docs/developing/decisions.md",
+]
 
 
 def read(name: str) -> str:

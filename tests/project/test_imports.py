@@ -41,7 +41,6 @@ STAGES = [
     {"spec"},
     {"pipeline"},
     {"evaluate"},
-    {"scale"},
     {"apply"},
 ]
 

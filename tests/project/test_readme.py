@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.research import tickets
 from examples import two_gradients
 from multihead import balancing, weighting
 
@@ -32,7 +31,7 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
     specification = importlib.util.spec_from_file_location("methods_table", ROOT / "docs" / "methods_table.py")
     maker = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(maker)
-    written = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").partition(maker.BEGIN)[2].partition(maker.END)[0]
+    written = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").partition(maker.BEGIN)[2].partition(maker.END)[0]
     assert written == maker.tables(), "run `python docs/methods_table.py`"
     rows = [line for line in written.splitlines() if line.startswith("| `") and not line.endswith(("cost | paper |",))]
     assert all(cell.strip() for line in rows for cell in line.strip("|").replace("\\|", "").split("|"))
@@ -44,15 +43,16 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
 
 @pytest.mark.programs
 def test_code_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    """The statistics of the diagnosis are those of one stack, so only its words are compared."""
+    """Numbers differ between the two versions of Keras, so the words are compared, and that the suggestion helps both heads."""
     namespace: dict[str, Any] = {"__name__": "README"}
+    keras.utils.set_random_seed(0)
     for number, block in enumerate(blocks(ROOT / "README.md", "python")):
-        exec(compile(block.replace("epochs=12", "epochs=1"), f"README.md, block {number}", "exec"), namespace)
-    (written,) = blocks(ROOT / "README.md", "text")
-    assert words(written) == words(capsys.readouterr().out)
-    models = (namespace["trainer"], namespace["model"])
-    ours, of_keras = (sorted(tuple(weight.shape) for weight in model.trainable_weights) for model in models)
-    assert ours == of_keras
+        exec(compile(block.replace("epochs=40", "epochs=12"), f"README.md, block {number}", "exec"), namespace)
+    printed = capsys.readouterr().out
+    _, *written = blocks(ROOT / "README.md", "text")
+    assert words("".join(written)) == words(printed)
+    (right, error), (right_suggested, error_suggested) = re.findall(r"(0\.\d+) (\d+\.\d+)$", printed, re.MULTILINE)
+    assert float(right_suggested) > float(right) + 0.02 and float(error_suggested) < 0.9 * float(error)
 
 
 def test_code_of_the_readme_needs_nothing_but_the_package() -> None:
@@ -62,21 +62,6 @@ def test_code_of_the_readme_needs_nothing_but_the_package() -> None:
 
 def words(text: str) -> list[str]:
     return re.findall(r"[A-Za-z]{2,}", text)
-
-
-@pytest.mark.programs
-def test_plain_sum_starves_the_head_that_the_readme_says() -> None:
-    """The experiment behind the README's table, with its first seed."""
-    found = []
-    for balancer in (None, balancing.NormFloor(1.0)):
-        keras.utils.set_random_seed(0)
-        parts, trainer = tickets.data_set(ROOT).data(0), tickets.build()
-        trainer.compile(keras.optimizers.Adam(3e-3), balancer=balancer)
-        trainer.fit(*parts["train"], batch_size=64, epochs=12, verbose=0)
-        found.append(tickets.measure(trainer, parts["test"]))
-    plain, balanced = found
-    assert balanced["topics_precision"] > 2 * plain["topics_precision"]
-    assert balanced["hours_R2"] > plain["hours_R2"] - 0.1
 
 
 @pytest.mark.programs
@@ -113,7 +98,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(target), (link, anchor)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md"])
 def test_two_commands_are_given(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     example = text.index(".venv/bin/python -m examples.seq2seq_price\n```")
@@ -129,4 +114,5 @@ def test_extras_that_are_named_exist() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(without_code(ROOT / "README.md").split()) < 600
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 700 and len(readme.splitlines()) <= 120

@@ -167,7 +167,7 @@ def test_search_finds(address: str, browser: Browser, word: str, page: str) -> N
 def test_wide_tables_scroll_by_themselves_on_a_phone_and_say_so(address: str, browser: Browser) -> None:
     browser.set_width(390)
     try:
-        browser.open(address + "methods/")
+        browser.open(address + "choosing/")
         assert browser.run("document.documentElement.scrollWidth") <= 390
         browser.wait_for("document.querySelector('.wide-table')")
         note = "getComputedStyle(document.querySelector('.wide-table'), '::before').content"

@@ -19,20 +19,16 @@ def nonnegative_least_squares(
 ) -> tf.Tensor:
     """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
 
-    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
-    pivots, so that an iteration is one rank-one update and needs no linear solver. A column enters only if it is
-    linearly independent of the passive set within `tolerance`, so that equal and opposite columns are handled.
+    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal pivots, so
+    that an iteration is one rank-one update and needs no linear solver. A column enters only if it is linearly independent
+    of the passive set, so that equal and opposite columns are handled.
 
     Args:
-        gramian: `[n, n]` float64, `a_i . a_j`, or one for each target, `[num_targets, n, n]`; the columns have about unit
-            norm.
-        linear: `[num_targets, n]` float64, `a_k . t`.
-        square: `[num_targets]` float64, `|t|^2`, about 1.
+        gramian: `[n, n]`, `a_i . a_j` of columns of about unit norm, or one for each target, `[num_targets, n, n]`.
+        linear: `[num_targets, n]`, `a_k . t`.
+        square: `[num_targets]`, `|t|^2`, about 1.
         noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
         tolerance: Squared norm below which a vector is treated as zero.
-
-    Returns:
-        `[num_targets, n]` float64: `v`.
 
     Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """
@@ -45,9 +41,7 @@ def nonnegative_least_squares(
     passive = tf.zeros_like(linear, dtype=tf.bool)
     done = tf.zeros_like(square, dtype=tf.bool)
 
-    def step(
-        tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def step(tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
         last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
         goal = where(passive, last, 0.0)
         leaves = passive & (goal <= 0)
@@ -67,11 +61,10 @@ def nonnegative_least_squares(
         solution = where(done[:, None], solution, where(leaves & mark, zero, tf.maximum(moved, zero)))
         return _exchange(tableau, mark), solution, passive ^ mark, ~changes
 
-    def is_unfinished(*state: tf.Tensor) -> tf.Tensor:
-        return ~tf.reduce_all(state[3])
-
     state = (tableau, solution, passive, done)
-    tableau, solution, passive, _ = tf.while_loop(is_unfinished, step, state, maximum_iterations=8 * size + 8)
+    tableau, solution, passive, _ = tf.while_loop(
+        lambda *state: ~tf.reduce_all(state[3]), step, state, maximum_iterations=8 * size + 8
+    )
     # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
     slope = where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
     correction = where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
@@ -93,12 +86,7 @@ def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
 
 
 def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """The Moore-Penrose inverse of a positive semidefinite float64 matrix `[n, n]` with a diagonal of ones and zeros.
-
-    Args:
-        matrix: The matrix.
-        tolerance: Eigenvalues up to this value are treated as zero.
-    """
+    """The Moore-Penrose inverse of a positive semidefinite float64 matrix; eigenvalues up to the tolerance are zero."""
     values, vectors = tf.linalg.eigh(matrix)
     keeps = values > tolerance
     root = vectors * where(keeps, tf.math.rsqrt(where(keeps, values, 1.0)), 0.0)
@@ -106,44 +94,30 @@ def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
 
 
 class DualCone(NamedTuple):
-    """The dual cone of unit rows.
-
-    Attributes:
-        rows: The unit rows.
-        projections: `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone.
-        squares: `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`.
-        opposed: `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points
-            exactly in the opposite direction. Everything in the cone is orthogonal to them.
-        removal: `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component
-            orthogonal to the opposed rows.
-    """
+    """The dual cone of unit rows."""
 
     rows: UnitRows
+    # `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone
     projections: tf.Tensor
-    squares: tf.Tensor
+    squares: tf.Tensor  # `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`
+    # `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points exactly in the
+    # opposite direction. Everything in the cone is orthogonal to them.
     opposed: tf.Tensor
+    # `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component orthogonal to
+    # the opposed rows
     removal: tf.Tensor
 
     def lifts(self, linear: tf.Tensor) -> tf.Tensor:
         """Weights of the rows that, added to targets of unit norm, yield their projections onto the cone.
 
-        Args:
-            linear: `[num_targets, num_heads]` float64, inner products of the targets with the rows.
+        `linear` are the inner products of the targets with the rows, `[num_targets, num_heads]`.
         """
         ones = tf.ones([int(linear.shape[0])], tf.float64)
         return nonnegative_least_squares(self.rows.cosines, linear, ones, self.rows.noise, self.rows.tolerance)
 
     def without_opposed(self, weights: tf.Tensor) -> tf.Tensor:
-        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels.
-
-        Args:
-            weights: `[num_heads]` float64.
-        """
+        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels."""
         return times(self.removal, weights)
-
-    def reduced_cosines(self) -> tf.Tensor:
-        """`[num_heads, num_heads]`: inner products of the rows without their components along the opposed rows."""
-        return tf.matmul(self.removal, tf.matmul(self.rows.cosines, self.removal), transpose_a=True)
 
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
         """Moves a vector on the boundary of the cone inwards: see `inside` of `multihead.balancing._rows`."""
@@ -186,15 +160,11 @@ def followed(
     """Weights `v >= 0` of the displacement to a point of the path, by search along the path: for rows of any kind.
 
     The point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k. With `m`
-    as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target
-    `(t, level)`: the higher the level, the longer the displacement.
-
-    Args:
-        rows: The unit rows.
-        products: `[num_heads]` float64, `u_k . t`.
-        is_short: From the inner products with `t` and the squared norms of displacements, whether they end before the point.
-        fraction: From a displacement before the point, the step to one behind it, the inner products of the unit rows with
-            this step, and the squared norm of the first: the fraction of the step to go.
+    as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target `(t,
+    level)`: the higher the level, the longer the displacement. `products` are the `u_k . t`. `is_short` says of
+    displacements with some inner products with `t` and squared norms whether they end before the point; `fraction` finds how
+    far to go from one before it to one behind it: from the first, the step, its products with the unit rows, and the squared
+    norm of the first.
     """
     inverses = inverse_norms(rows)
 
@@ -215,9 +185,7 @@ def followed(
 
     parts = tf.linspace(tf.constant(0.0, tf.float64), 1.0, len(_LEVELS))
 
-    def narrow(
-        count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def narrow(count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Refines the grid between the two levels whose displacements bracket the point."""
         lifts, squares = ways(levels)
         are_short = is_short(tf.linalg.matvec(lifts, products), squares)
@@ -237,12 +205,7 @@ def followed(
 def end_of_path(rows: UnitRows, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The displacement from `t` to the dual cone, where the path of heads that exactly oppose each other ends.
 
-    Args:
-        rows: The unit rows.
-        products: `[num_heads]` float64, `u_k . t`.
-
-    Returns:
-        `[num_heads]` float64 weights, and their squared norm.
+    Returns its weights, `[num_heads]`, and their squared norm; `products` are the `u_k . t`.
     """
     ones = tf.ones([1], tf.float64)
     ends = nonnegative_least_squares(rows.cosines, products[None], ones, rows.noise, rows.tolerance)[0]

@@ -22,22 +22,16 @@ def pivot(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds weights `v >= 0` with slopes `s >= 0` of which one is 0 for each index, for several problems at once.
 
-    Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope
-    has the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of
-    rounds hardly depends on the number of indices; where it exceeds `MOST_ROUNDS`, the caller needs another method.
+    Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope has
+    the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of rounds
+    hardly depends on the number of indices; where it exceeds `MOST_ROUNDS`, the caller needs another method.
 
-    Args:
-        matrix: `[n, n]` float64, positive definite; see `definiteness`.
-        start: `[..., n]` booleans: the passive set of the first round. Where it is empty, 0 is the solution.
-        trial: Gets the matrix with the identity outside of the passive set, `[..., n, n]`, and the set; returns the weights,
-            0 outside of the set, and the slopes, both `[..., n]`.
-        noise: Magnitude of the rounding errors of slopes.
+    The matrix is positive definite (see `definiteness`); `start`, `[..., n]` booleans, is the first passive set: where it is
+    empty, 0 is the solution. `trial` gets the matrix with the identity outside of the passive set, and the set; it returns
+    the weights, 0 outside of the set, and the slopes. Returns the weights, and whether they solve all problems.
 
-    Returns:
-        `[..., n]` float64 weights, and a boolean scalar: whether they solve all problems.
-
-    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; with
-    the safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
+    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; with the
+    safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
     """
     size = int(matrix.shape[-1])
     identity = tf.constant(np.eye(size))
@@ -55,33 +49,17 @@ def pivot(
         wrong = where(passive, weights < -1e-13, slopes < -noise)
         return count + 1, passive, wrong, weights, tf.minimum(fewest, number), left
 
-    def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, *__: tf.Tensor) -> tf.Tensor:
-        return (count < MOST_ROUNDS) & tf.reduce_any(wrong)
-
-    zero = tf.constant(0)
-    state = (
-        zero,
-        tf.zeros_like(start),
-        start,
-        tf.zeros(start.shape, tf.float64),
-        zero + start.shape.num_elements() + 1,
-        zero,
+    zero, nothing = tf.constant(0), tf.zeros(start.shape, tf.float64)
+    _, _, wrong, weights, *_ = tf.while_loop(
+        lambda count, _, wrong, *__: (count < MOST_ROUNDS) & tf.reduce_any(wrong),
+        step,
+        (zero, tf.zeros_like(start), start, nothing, zero + start.shape.num_elements() + 1, zero),
     )
-    _, _, wrong, weights, *_ = tf.while_loop(is_unfinished, step, state)
     return tf.maximum(weights, 0.0), ~tf.reduce_any(wrong)
 
 
 def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Solves `min v . matrix v / 2 + v . linear` subject to `v >= 0`, for several `linear` at once.
-
-    Args:
-        matrix: `[n, n]` float64, positive definite.
-        linear: `[num_targets, n]` float64.
-        noise: Magnitude of the rounding errors of slopes.
-
-    Returns:
-        As `pivot`.
-    """
+    """Solves `min v . matrix v / 2 + v . linear` over `v >= 0`, for `[num_targets, n]` linear terms; returns as `pivot`."""
 
     def trial(masked: tf.Tensor, passive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         weights = tf.squeeze(tf.linalg.solve(masked, tf.expand_dims(where(passive, -linear, 0.0), -1)), -1)
@@ -111,13 +89,9 @@ def quickly(
 ) -> tf.Tensor:
     """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one.
 
-    Exact methods need memory for the third power of the number of heads. So with more than 128, the quick method is always
-    taken, of rows with small components of their own; see `well_inside` for what then holds of the result.
-
-    Args:
-        rows: The unit rows.
-        quick: From the completed cosines to weights, and whether they are the solution.
-        exact: The exact method.
+    `quick` makes weights of the completed cosines, and says whether they are the solution. Exact methods need memory for the
+    third power of the number of heads. So with more than 128, the quick method is always taken, of rows with small
+    components of their own; see `well_inside` for what then holds of the result.
     """
     if rows.num_heads > MOST_EXACT:
         # As if each row had a component that no other has, larger than what rounding can take from the smallest eigenvalue.
@@ -129,15 +103,10 @@ def quickly(
 
 
 def well_inside(rows: UnitRows, matrix: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """`inside` for rows that are clearly independent, or for many rows.
+    """`inside` for rows that are clearly independent, or for many rows; `matrix` are the cosines that `quick` was given.
 
     Of many rows, the shortest vector in their convex hull is the one that leads inwards. Where they leave no room for a
     vector that conflicts with none, and rounding has moved the weights outwards, the result is zero.
-
-    Args:
-        rows: The unit rows.
-        matrix: Their completed cosines, regularized if there are many.
-        weights: As for `inside`.
     """
     if rows.num_heads <= MOST_EXACT:
         inner = tf.reshape(tf.linalg.solve(matrix, tf.reshape(rows.active, [-1, 1])), [-1])
@@ -156,16 +125,8 @@ def shifted(
     """Weights `v >= 0` of the displacement from `t` to a point of the path, by principal pivoting.
 
     If the heads with the smallest improvement `m` are known, `v = m x - y`, where `x` and `y` solve linear equations.
-
-    Args:
-        rows: The unit rows, clearly independent.
-        matrix: Their completed cosines.
-        products: `[num_heads]` float64, `u_k . t`.
-        level: Yields `m` from the inner products `x . Gx`, `x . Gy` and `y . Gy`. The caller checks that the point that it
-            asks for has been reached.
-
-    Returns:
-        `[num_heads]` float64, and whether no head improves less than those with `v_k > 0`.
+    `level` yields `m` from `x . Gx`, `x . Gy` and `y . Gy`; the caller checks that the point that it asks for has been
+    reached. Returns also whether no head improves less than those with `v_k > 0`.
     """
     inverses = inverse_norms(rows)
     both = tf.stack([inverses, products], axis=-1)

@@ -11,17 +11,11 @@ from multihead.balancing._rows import UnitRows
 def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Singular values and left singular vectors of the matrix of rows, the small ones as accurate as the large ones.
 
-    An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms
-    from 1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep
-    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the
-    singular values differ widely.
-
-    Args:
-        rows: The unit rows.
-
-    Returns:
-        `[num_heads]` singular values, in units of the largest row norm; `[num_heads, num_heads]` vectors, one per
-        column; `[num_heads]` booleans, true for nonzero singular values.
+    An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms from
+    1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep every digit.
+    Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the singular values
+    differ widely. Returns the values, in units of the largest row norm; the vectors, one per column; and which values are
+    not zero.
 
     Source: Demmel and Veselic, Jacobi's Method is More Accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992.
     """
@@ -51,12 +45,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
 
-    def is_unfinished(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
-        return (count < 30) & (worst > 1e-15)
-
-    def sweep(
-        count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def sweep(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         worst = tf.constant(0.0, tf.float64)
 
         def turn(
@@ -69,7 +58,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
         return count + 1, *one_after_another(turn, (columns, basis, worst), tf.constant(_rounds(size)))
 
     state = (tf.constant(0), columns, basis, tf.constant(tf.float64.max, tf.float64))
-    _, columns, basis, _ = tf.while_loop(is_unfinished, sweep, state)
+    _, columns, basis, _ = tf.while_loop(lambda count, *others: (count < 30) & (others[-1] > 1e-15), sweep, state)
     singular = tf.sqrt(tf.reduce_sum(columns**2, axis=0))
     return singular, basis, singular > _ROUNDING * _sizes(basis, norms)
 

@@ -48,7 +48,7 @@ def test_no_head_is_opposed_and_independent_gradients_are_solved(method):
 
 @pytest.mark.parametrize("method", [balancing.PCGrad, balancing.GradVac])
 def test_projections_one_after_another_are_the_same_in_a_loop(method):
-    from multihead.balancing.pcgrad import other_heads_in_random_order
+    from multihead.balancing.projections import other_heads_in_random_order
 
     rows = zoo.matrix("conflicting", 20, 1.0)
     orders = other_heads_in_random_order(20, 3, 5).numpy()

@@ -205,7 +205,7 @@ def test_nothing_is_left_of_exactly_opposed_heads(method):
 @pytest.mark.parametrize("kind", ["random", "conflicting"])
 @pytest.mark.parametrize("seed", range(2))
 def test_pcgrad_and_gradvac_equal_the_papers_on_vectors(kind, seed):
-    from multihead.balancing.pcgrad import other_heads_in_random_order
+    from multihead.balancing.projections import other_heads_in_random_order
 
     for num_heads in COUNTS:
         case = f"{num_heads} heads"

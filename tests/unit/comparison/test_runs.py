@@ -233,7 +233,7 @@ def test_the_results_of_the_tutorial_are_what_its_recorded_lines_say():
     page = ROOT / "docs" / "tutorials" / "sharing.md"
     found = comparison.read(page.with_suffix(".jsonl"))
     text = page.read_text(encoding="utf-8")
-    for _, columns, rows in found.tables():
+    for _, columns, rows in found.tables()[1:]:  # the page has the differences only
         assert len(rows) >= 6 and all(f"| {' | '.join(row)} |\n" in text for row in (columns, *rows))
     said = " ".join(text.replace("\n> ", "\n").split())
     for beginning in ("Sharing the encoder", "The validation data favour"):

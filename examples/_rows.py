@@ -1,0 +1,200 @@
+"""Rows from CSV and TSV files as people have them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from examples._command_line import InputError
+
+GZIP_START = b"\x1f\x8b"
+SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
+QUOTES = ("cells", "text")
+"""What quotes are: marks around cells, in which they are doubled, or part of the text."""
+_SPACE = re.compile(r"[^\S\r\n\t ]")
+_NOTHING = re.compile("[\u200b\u2060\ufeff]")
+
+
+class Dialect(NamedTuple):
+    """How a file divides its rows into cells.
+
+    Attributes:
+        separator: A name in `SEPARATORS`; None finds it.
+        quotes: One of `QUOTES`; None finds it.
+    """
+
+    separator: str | None = None
+    quotes: str | None = None
+
+    def reader(self, file: IO[str]) -> Iterator[list[str]]:
+        """The rows of a file from its beginning; csv.Error for quotes that are wrong."""
+        file.seek(0)
+        quoting = csv.QUOTE_NONE if self.quotes == "text" else csv.QUOTE_MINIMAL
+        return csv.reader(file, delimiter=SEPARATORS[self.separator or "comma"], quoting=quoting, strict=True)
+
+    def __str__(self) -> str:
+        quotes = {"cells": ", quotes mark cells", "text": ", quotes are text"}
+        return f"separated by {self.separator}s{quotes.get(self.quotes or '', '')}"
+
+
+def read_table(
+    path: str | Path,
+    columns: Iterable[str],
+    dialect: Dialect = Dialect(),  # noqa: B008 - immutable
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, str]]:
+    r"""Reads columns of a CSV or TSV file, plain or gzipped, in UTF-8.
+
+    The first row contains the column names. Lines may end with `\n` or `\r\n`. What the dialect leaves open is found: the
+    separator is that with which the first row has the columns (a tab in a file named `.tsv`, if several do). Quotes mark
+    cells, which may then contain separators and line breaks. They are part of the text if they cannot be marks, if they
+    would join lines that are rows, or if tabs separate the cells, only some of them have quotes, and none needs them. Rows
+    without any text are left out.
+
+    Args:
+        path: The file.
+        columns: The columns to read; duplicates are allowed.
+        dialect: How the file divides its rows into cells.
+        tell: Is told in one line what was read, how, and how many rows were left out.
+
+    Returns:
+        One dict per row, by column name, with surrounding white space removed, and plain spaces for any others.
+
+    Raises:
+        InputError: The file is missing, unreadable or empty, or it lacks rows or a column.
+    """
+    wanted = list(dict.fromkeys(columns))
+    with opened(path) as file:
+        header, dialect = _header(file, Path(path), wanted, dialect)
+        rows, blank, dialect = _rows(file, Path(path), len(header), dialect)
+    places = {name: header.index(name) for name in wanted}
+    left_out = f"; {blank} blank rows left out" if blank else ""
+    tell(f"{len(rows)} rows of {path} ({dialect}){left_out}")
+    if not rows:
+        raise InputError(f"`{path}` must have rows below its column names. Received: none. Check the file.")
+    return [{name: _clean(cells[place]) for name, place in places.items()} for cells in rows]
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[IO[str]]:
+    """Opens a file; any error in its contents becomes an `InputError`."""
+    try:
+        with _open_text(Path(path)) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"`{path}` must be UTF-8 text. Received: a file with the invalid byte {error.object[error.start]:#04x}. "
+            "Save it as UTF-8."
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"`{path}` must be a complete gzip file. Received: {error}. Compress it again.") from error
+    except csv.Error as error:
+        raise InputError(
+            f"`{path}` must be CSV or TSV. Received: {error}. Quote its cells correctly, or pass --quotes text if "
+            "quotes are part of the text."
+        ) from error
+    except OSError as error:
+        raise InputError(f"`{path}` must be a readable file. Received: {error.strerror}. Correct the path.") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    """The file as text; gzip is detected by its first bytes. A byte order mark is removed, line endings are kept."""
+    with path.open("rb") as file:
+        compressed = file.read(2) == GZIP_START
+    opener = gzip.open if compressed else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _header(file: IO[str], path: Path, wanted: Sequence[str], dialect: Dialect) -> tuple[list[str], Dialect]:
+    """The column names, and the dialect with its separator."""
+    names = list(SEPARATORS) if dialect.separator is None else [dialect.separator]
+    if path.name.lower().removesuffix(".gz").endswith(".tsv"):
+        names.sort(key=lambda name: name != "tab")
+    found = []
+    for name in names:
+        reader = dialect._replace(separator=name).reader(file)
+        try:
+            found.append((list(next(reader, [])), name))
+        except csv.Error:  # with another separator, or as text, it may be none
+            found.append(([cell.strip('"') for cell in next(Dialect(name, "text").reader(file), [])], name))
+    found = [([_clean(cell) for cell in cells], name) for cells, name in found]
+    if not any(any(cells) for cells, _ in found):
+        raise InputError(f"`{path}` must have a first row with column names. Received: an empty file or first line.")
+    # The first of those with most of the columns; if there are several, with most columns at all.
+    header, name = max(found, key=lambda each: (len({*wanted} & {*each[0]}), len(each[0])))
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise InputError(
+            f"`{path}` must have the column {', '.join(map(repr, missing))}. Received: the columns "
+            f"{', '.join(map(repr, header))}, separated by {name}s. Rename columns, choose others with the "
+            "options that --help lists, or choose the separator with --separator."
+        )
+    twice = [name for name in wanted if header.count(name) > 1]
+    if twice:
+        raise InputError(f"`{path}` must have each column once. Received: {twice[0]!r} more than once. Rename one.")
+    return header, dialect._replace(separator=name)
+
+
+def _rows(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[list[str]], int, Dialect]:
+    """The rows below the header, the number of blank ones left out, and the dialect with its quotes, if there are any."""
+    file.seek(0)
+    has_quotes = any('"' in line for line in file)
+    if not has_quotes:
+        return *_parsed(file, path, width, dialect._replace(quotes="text")), dialect._replace(quotes=None)
+    if dialect.quotes is not None:
+        return *_parsed(file, path, width, dialect), dialect
+    of_cells, of_text = (dialect._replace(quotes=quotes) for quotes in QUOTES)
+    try:
+        as_text = _parsed(file, path, width, of_text) if width > 1 else None  # else any line is a row
+    except InputError:
+        as_text = None
+    try:
+        as_cells = _parsed(file, path, width, of_cells)
+    except (InputError, csv.Error):
+        if as_text is None:
+            raise
+        return *as_text, of_text
+    is_text = as_text is not None and (
+        len(as_text[0]) > len(as_cells[0]) or (dialect.separator == "tab" and not _are_marks(as_text[0]))
+    )
+    return (*as_text, of_text) if is_text else (*as_cells, of_cells)
+
+
+def _are_marks(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether quotes around cells, as which they were read, mark them: all cells of a column, or those that need it."""
+    for column in zip(*rows):
+        texts = [cell for cell in column if any(letter.isalpha() for letter in cell)]
+        inner = [cell[1:-1] for cell in texts if len(cell) > 1 and cell[0] == cell[-1] == '"']
+        if inner and (len(inner) == len(texts) or any(re.search('[,;]|""', cell) for cell in inner)):
+            return True
+    return False
+
+
+def _parsed(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[list[str]], int]:
+    """The rows below the header, and the number of blank ones left out."""
+    rows, blank, reader = [], 0, dialect.reader(file)
+    next(reader)
+    for cells in reader:
+        if not any(map(_clean, cells)):
+            blank += 1
+        elif len(cells) != width:
+            raise InputError(
+                f"`{path}` must have {width} fields in every row, as in its first. Received: {len(cells)} fields "
+                f"in the row that ends on line {reader.line_num} ({dialect}). Quote fields that contain the separator, or "
+                "correct --separator or --quotes."
+            )
+        else:
+            rows.append(cells)
+    return rows, blank
+
+
+def _clean(cell: str) -> str:
+    """A cell without white space around it, with plain spaces for others, and without invisible marks."""
+    return _SPACE.sub(" ", _NOTHING.sub("", cell)).strip()

@@ -1,0 +1,148 @@
+"""The model with its texts: what it answers to texts, and how it is saved, loaded and exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from examples._command_line import InputError
+from examples.seq2seq_price import model
+from examples.seq2seq_price.batches import TargetReader, Vectorizers
+from examples.seq2seq_price.columns import Column, from_json, to_json
+from examples.seq2seq_price.command import SETTINGS_FILE
+from multihead import MultiHeadTrainer
+
+WEIGHTS_FILE = "model.weights.h5"
+PREDICTION_ROWS = 256
+
+
+class Answers(NamedTuple):
+    """A model's predictions for texts: the replies, None without a decoder; by head, what its column's `predict` gives."""
+
+    replies: list[str] | None
+    by_head: Mapping[str, Sequence[np.ndarray]] = MappingProxyType({})
+
+
+class PriceModel:
+    """The trainer, together with the conversion of texts to ids and of predictions to texts.
+
+    `columns` are those of the heads besides the reply; `decoder` is the module of the reply, None without it.
+    """
+
+    def __init__(
+        self,
+        sizes: model.Sizes,
+        vocabularies: tuple[Sequence[str], Sequence[str]],
+        columns: Sequence[Column],
+        *,
+        heads: Sequence[str] = ("reply", "price"),
+    ) -> None:
+        self.sizes, self.vocabularies = sizes, vocabularies
+        self.vectorizers = Vectorizers.of(*vocabularies)
+        self.read_target = TargetReader(vocabularies[1])
+        self.columns = {column.head: column for column in columns if column.head in heads}
+        reply = {"reply": model.reply_head(sizes)} if "reply" in heads else {}
+        others = {head: column.make_head(sizes.units) for head, column in self.columns.items()}
+        self.trainer = MultiHeadTrainer(model.encoder(sizes), {**reply, **others}, name="seq2seq_price")
+        self.decoder = reply["reply"].module if reply else None
+        self._compiled: dict[int, Any] = {}
+
+    def with_own_targets(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The same batches, with targets only for the heads of the model."""
+        heads = list(self.trainer.heads)
+        return batches.map(lambda ids, targets: (ids, {head: targets[head] for head in heads}))
+
+    def answer(self, texts: Sequence[str], *, beam_width: int = 1) -> Answers:
+        """Predicts replies, price ranges and whatever else the model has heads for, for at least one text."""
+        ids = self.vectorizers.source(list(texts))
+        order = np.argsort(ids.row_lengths().numpy(), kind="stable")
+        found: dict[str, list[Any]] = {}
+        if beam_width not in self._compiled:
+            self._compiled[beam_width] = tf.function(
+                lambda batch: self._heads(batch, beam_width), input_signature=[tf.TensorSpec([None, None], tf.int32)]
+            )
+        for start in range(0, len(order), PREDICTION_ROWS):
+            rows = order[start : start + PREDICTION_ROWS]
+            answered = self._compiled[beam_width](tf.cast(tf.gather(ids, rows).to_tensor(), tf.int32))
+            for head, answers in answered.items():
+                of_texts = found.setdefault(head, [None] * len(texts))
+                for row, answer in zip(rows, self.read_target(answers) if head == "reply" else answers.numpy()):
+                    of_texts[row] = answer
+        return Answers(found.pop("reply", None), found)
+
+    def _heads(self, ids: tf.Tensor, beam_width: int) -> dict[str, tf.Tensor]:
+        representation = self.trainer.encoder(ids, training=False)
+        answered = {}
+        if self.decoder is not None:
+            answered["reply"] = self.decoder.generate(representation, beam_width=beam_width)
+        for head, column in self.columns.items():
+            answered[head] = column.predict(self.trainer.heads[head].module, representation)
+        return answered
+
+    def export(self, folder: Path, *, beam_width: int = 1) -> None:
+        """Exports each head as a TensorFlow SavedModel that runs without this repository, in a folder with the head's name.
+
+        The input is named `inputs`, strings `[batch]`. The decoder returns `reply`; a classifier returns the `label` and
+        `probability` of the most probable class; a regressor returns `number`; a tagger returns `tags`, strings
+        `[batch, time]`, one per token.
+        """
+
+        def ids(texts: tf.Tensor) -> tf.Tensor:
+            return tf.cast(self.vectorizers.source(texts).to_tensor(), tf.int32)
+
+        def generate(representation: Any) -> tf.Tensor:
+            return self.decoder.generate(representation, beam_width=beam_width, engine="native")
+
+        if self.decoder is not None:
+            options: dict[str, Any] = {"generate": generate, "postprocess": self.read_target.read}
+            self.trainer.export(folder / "reply", "reply", preprocess=ids, **options)
+        for head, column in self.columns.items():
+            options = column.export_options(self.trainer.heads[head].module)
+            self.trainer.export(folder / head, head, preprocess=ids, **options)
+
+    def save(self, folder: Path, columns: Mapping[str, str]) -> None:
+        """Saves weights, vocabularies, settings, and the names of the `source`, `target` and `label` columns to a folder."""
+        settings = {
+            "sizes": asdict(self.sizes),
+            "heads": list(self.trainer.heads),
+            "columns": columns,
+            "head_columns": [to_json(column) for column in self.columns.values()],
+            "batches": self.trainer.get_build_config(),
+            "vocabularies": self.vocabularies,
+        }
+        (folder / SETTINGS_FILE).write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
+        self.trainer.save_weights(str(folder / WEIGHTS_FILE))
+
+
+def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:
+    """Loads what `PriceModel.save` saved: the model, and the names of its columns.
+
+    Raises:
+        InputError: The folder contains no model, or one that cannot be loaded.
+    """
+    missing = [name for name in (SETTINGS_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(
+            f"`--load` must be the folder of a finished run. Received: {str(folder)!r}, without {', '.join(missing)}. "
+            "Train first, or correct the path."
+        )
+    try:
+        settings: dict[str, Any] = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        columns = [from_json(saved) for saved in settings["head_columns"]]
+        sizes = model.Sizes(**settings["sizes"])
+        found = PriceModel(sizes, tuple(settings["vocabularies"]), columns, heads=settings["heads"])
+        found.trainer.build_from_config(settings["batches"])
+        found.trainer.load_weights(str(folder / WEIGHTS_FILE))
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"`--load` must be the folder of a finished run. Received: {str(folder)!r}, which cannot be loaded: {reason}"
+        ) from error
+    return found, settings["columns"]

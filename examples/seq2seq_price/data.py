@@ -1,0 +1,126 @@
+"""The rows of a run: generated orders, or tables with columns."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from examples._cluster import files_of
+from examples._command_line import InputError
+from examples._orders import BAND_EDGES, draw_rows
+from examples._rows import Dialect, read_table
+from examples.seq2seq_price.batches import Examples
+from examples.seq2seq_price.columns import Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
+
+Tell = Callable[[str], None]
+Table = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains and evaluates on: rows by the name of their split, `train` first, and the columns of the heads.
+
+    `columns` are the names of the `source`, `target` and `label` columns; `files` has the number of rows of each training
+    file, if there are several.
+    """
+
+    columns: dict[str, str]
+    ranges: LabelColumn
+    splits: dict[str, Examples]
+    additional: Sequence[Column] = ()
+    files: Sequence[int] = ()
+
+    @property
+    def heads(self) -> dict[str, Column]:
+        """The columns of all heads except the reply."""
+        return {column.head: column for column in (self.ranges, *self.additional)}
+
+
+def workshop_data(orders: int, held_out: int, seed: int) -> Data:
+    """The example's generated data: `orders` orders to train on, and `held_out` more for validation."""
+    numbers = {"train": orders, "dev": held_out}
+    tables = {split: draw_rows(number, held_out=split == "dev", seed=seed) for split, number in numbers.items()}
+    ranges = LabelColumn("price", "price", band_names(BAND_EDGES), BAND_EDGES)
+    return _as_data(tables, {"source": "text", "target": "order", "label": "price"}, ranges)
+
+
+def load_data(options: Namespace, tell: Tell = lambda line: None) -> Data:
+    """Generates the workshop's orders, or reads the files named in the options, and tells how in a line per file.
+
+    Raises:
+        InputError: A file or a column cannot be used.
+    """
+    if options.train is None:
+        return workshop_data(options.orders, options.orders // 10, options.seed)
+    paths = {split: getattr(options, split) for split in ("train", "dev", "test") if getattr(options, split) is not None}
+    label, *labels = options.label
+    tags = [] if options.tags is None else [options.tags]
+    added = [*labels, *options.number, *tags]
+    heads = dict(zip(added, head_names(added)))
+    tables, files = {}, {}
+    for split, path in paths.items():
+        parts = [read_rows(options, file, tell) for file in files_of(path)]
+        tables[split], files[split] = sum(parts, []), [len(part) for part in parts]
+    cells = {column: _column(tables["train"], column) for column in [options.target, label, *added]}
+    if not any(cells[options.target]):
+        raise InputError(
+            f"The column `{options.target}` must contain a target in some training row. Received: only empty cells. Choose "
+            "another column with --target."
+        )
+    is_class = options.missing == "class"
+    ranges = LabelColumn.fit("price", label, cells[label], bands=options.bands, missing_is_class=is_class)
+    additional = [
+        *(LabelColumn.fit(heads[name], name, cells[name], missing_is_class=is_class) for name in labels),
+        *(NumberColumn.fit(heads[name], name, cells[name]) for name in options.number),
+        *(TagColumn.fit(heads[name], name, cells[name]) for name in tags),
+    ]
+    columns = {"source": options.source, "target": options.target, "label": label}
+    return _as_data(tables, columns, ranges, additional, files["train"])
+
+
+def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> Table:
+    """The rows of a table that have a source text and something to learn from it; tells how it was read.
+
+    Raises:
+        InputError: The file or a column cannot be used, or no row is left.
+    """
+    tags = [] if options.tags is None else [options.tags]
+    answers = [options.target, *options.label, *options.number, *tags]
+    lines: list[str] = []
+    dialect = Dialect(options.separator, options.quotes)
+    rows = read_table(path, [options.source, *answers], dialect, tell=lines.append)
+    asked = [row for row in rows if row[options.source]]
+    is_class = options.missing == "class"  # then an empty label is an answer
+    kept = [row for row in asked if is_class or any(row[name] for name in answers)]
+    told = {
+        f"without `{options.source}` left out": len(rows) - len(asked),
+        "without anything to learn left out": len(asked) - len(kept),
+        f"without `{options.target}` train the other heads only": sum(not row[options.target] for row in kept),
+    }
+    tell("; ".join([*lines, *(f"{number} rows {what}" for what, number in told.items() if number)]))
+    if not kept:
+        raise InputError(
+            f"`{path}` must have rows with a text in the column `{options.source}` and something to learn from it. "
+            f"Received: {len(rows)} rows without. Correct the file, or choose other columns with --source and --target."
+        )
+    return kept
+
+
+def _as_data(
+    tables: dict[str, Table],
+    columns: dict[str, str],
+    ranges: LabelColumn,
+    additional: Sequence[Column] = (),
+    files: Sequence[int] = (),
+) -> Data:
+    splits = {}
+    for split, rows in tables.items():
+        texts, targets, labels = (_column(rows, columns[name]) for name in ("source", "target", "label"))
+        of_heads = {column.head: column.targets(_column(rows, column.column), texts) for column in additional}
+        splits[split] = Examples(texts, targets, ranges.targets(labels, texts), of_heads)
+    return Data(columns, ranges, splits, additional=additional, files=files)
+
+
+def _column(rows: Table, name: str) -> list[str]:
+    return [row[name] for row in rows]
