@@ -31,7 +31,7 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_finish():
-    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector.
+    """Takes what is there permanently, TensorFlow and the tests, out of the rounds of the garbage collector.
 
     Tracing makes so many objects that the usual threshold of 700 starts rounds all the time, which find nothing.
     """
@@ -51,17 +51,17 @@ def pytest_fixture_setup(fixturedef):
 
 @pytest.fixture(scope="session")
 def two_replicas():
-    """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
-    import tensorflow as tf  # noqa: PLC0415
+    """A strategy of two replicas, the same for all tests."""
+    from tests.helpers.prepared import two_devices  # noqa: PLC0415
 
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return two_devices()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _free_memory():
     """Frees the graphs of each file's models, which would add up to gigabytes and slow down what follows.
 
-    TensorFlow keeps the gradient of every call of a `tf.custom_gradient` for good, and with it the graph of the call.
+    TensorFlow keeps the gradient of every call of a `tf.custom_gradient` permanently, and with it the graph of the call.
     """
     import keras  # noqa: PLC0415
     from tensorflow.python.framework import ops  # noqa: PLC0415

@@ -51,7 +51,7 @@ def arrays(seed=0):
 
 
 def datasets(seed=0):
-    """The same with data sets, the first of which is shuffled anew in each pass."""
+    """The same with data sets, the first of which is shuffled again in each pass."""
     found = {name: tf.data.Dataset.from_tensor_slices(each) for name, each in arrays(seed).items()}
     return {"train": found["train"].shuffle(20).batch(8), **{name: found[name].batch(8) for name in ("validation", "test")}}
 

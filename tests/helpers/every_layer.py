@@ -276,33 +276,7 @@ def data(kind, batch=BATCH, seed=0):
     return rng.normal(size=shape).astype("float32")
 
 
-# ------------------------------------------------------------------------------------------------------ wrappers
-
-
-def wrapped(wrapper, inner):
-    """The case of a wrapper around the layer of another case; None if Keras itself refuses it."""
-    kind = inner.kind if inner.given == "one" else None
-    if wrapper == "TimeDistributed":
-        kind = {"vector": "sequence", "sequence": "image", "image": "volume", "volume": "volumes"}.get(kind)
-    if kind is None:
-        return None
-    new = Case(f"{wrapper}({inner.name})", lambda: shipped()[wrapper](inner.make()), kind)
-    return new if can_be_called(new) else None
-
-
 WRAPPERS = ("Bidirectional", "SpectralNormalization", "TimeDistributed")
-
-
-def can_be_called(case):
-    """Whether Keras runs a layer in a functional model, and trains it on numbers, where some layers look at the sizes first."""
-    try:
-        inputs = symbol(case.kind)
-        model = keras.Model(inputs, case.on(case.make(), inputs))
-        if inputs.dtype != "string":
-            model(tf.ones([BATCH, *(size or 2 for size in SHAPES[case.kind])], inputs.dtype), training=True)
-    except Exception:  # noqa: BLE001 - whatever Keras says
-        return False
-    return True
 
 
 def symbol(kind):
@@ -497,6 +471,8 @@ def is_seed(variable):
 def find(name):
     """The case of a name: `"Dense"`, or `"TimeDistributed(Dense)"`."""
     wrapper, _, inner = name.removesuffix(")").partition("(")
-    found = wrapped(wrapper, case(inner)) if inner else case(name)
-    assert found is not None, name
-    return found
+    if not inner:
+        return case(name)
+    of, deeper = case(inner), {"vector": "sequence", "sequence": "image", "image": "volume", "volume": "volumes"}
+    kind = deeper[of.kind] if wrapper == "TimeDistributed" else of.kind
+    return Case(name, lambda: shipped()[wrapper](of.make()), kind)

@@ -50,12 +50,8 @@ def dataset(batches):
 
 
 def expected(updates, optimizer, balancer, level, clip):
-    encoder, heads = tiny.modules()
-    representation = encoder(tf.constant(updates[0][0][0]))
-    for head in heads.values():
-        head(representation)
     combine = None if balancer is None else lambda gramian: balancing_reference.coefficients(balancer, gramian)
-    by_hand = reference.Reference(encoder, heads, optimizer(), tiny.WEIGHTS, combine, level, clip)
+    by_hand = reference.built(updates[0][0], optimizer(), tiny.WEIGHTS, combine, level, clip)
     for batches in updates:
         by_hand.update(batches)
     return tiny.values(by_hand.variables)

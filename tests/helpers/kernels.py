@@ -2,7 +2,7 @@
 iterators over data that nothing tunes, and libraries whose source AutoGraph does not read.
 
 TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
-`tf.random.set_seed`, because those of random operations count their draws. Making all others anew takes longer than the update
+`tf.random.set_seed`, because those of random operations count their draws. Making all others again takes longer than the update
 that a test runs.
 """
 

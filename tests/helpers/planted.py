@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -57,18 +59,31 @@ def healthy(seed):
     return trainer, batches(x, {"a": labels(x, seed), "b": labels(x, seed + 1), "c": c})
 
 
-def three_scales(seed):
-    """Three heads whose losses differ by 50 and by 2500."""
-    x = inputs(seed)
-    trainer = trainer_of(encoder(), {"a": number(weight=50.0), "b": number(), "c": number(weight=2500.0)})
-    return trainer, batches(x, {name: labels(x, seed + k) for k, name in enumerate("abc")})
+def _hundredfold(y, p):
+    return 100 * tf.square(y - p)
 
 
-def many(seed):
-    """Five heads, one of them with a loss that is far too large."""
+# Heads with numbers, by name: options of `number`, and what their labels are multiplied by and moved by.
+NUMBERS = {
+    "three_scales": {"a": ({"weight": 50.0}, 1, 0), "b": ({}, 1, 0), "c": ({"weight": 2500.0}, 1, 0)},
+    "many": {"a": ({"weight": 1000.0}, 1, 0), **{name: ({}, 1, 0) for name in "bcde"}},
+    "raw_units": {"cents": ({}, 1000, 3000), "euros": ({}, 1, 0)},
+    "raw_both_ways": {"cents": ({}, 1000, 0), "megatons": ({}, 0.001, 0)},
+    "small_on_purpose": {"main": ({}, 1, 0), "again": ({"weight": 0.02}, 1, 0)},
+    "auxiliary": {"main": ({}, 1, 0), "large": ({"loss": _hundredfold}, 1, 0), "again": ({"weight": 0.05}, 1, 0)},
+}
+
+
+def _numbers(name, seed):
     x = inputs(seed)
-    trainer = trainer_of(encoder(), {name: number(weight=1000.0 if name == "a" else 1.0) for name in "abcde"})
-    return trainer, batches(x, {name: labels(x, seed + k) for k, name in enumerate("abcde")})
+    heads = NUMBERS[name]
+    targets = {head: scale * labels(x, seed + k) + shift for k, (head, (_, scale, shift)) in enumerate(heads.items())}
+    return trainer_of(encoder(), {head: number(**options) for head, (options, *_) in heads.items()}), batches(x, targets)
+
+
+three_scales, many, raw_units, raw_both_ways, small_on_purpose, auxiliary = (
+    functools.partial(_numbers, name) for name in NUMBERS
+)
 
 
 def flat_module(seed):
@@ -77,13 +92,6 @@ def flat_module(seed):
     starts = {"flat": keras.initializers.RandomNormal(stddev=0.005), "steep": keras.initializers.RandomNormal(stddev=0.5)}
     heads = {name: (keras.layers.Dense(1, kernel_initializer=start), "mse", {}) for name, start in starts.items()}
     return trainer_of(encoder(), heads), batches(x, {"flat": labels(x, seed), "steep": labels(x, seed + 1)})
-
-
-def raw_units(seed):
-    """Labels in units 1,000 apart."""
-    x = inputs(seed)
-    trainer = trainer_of(encoder(), {"cents": number(), "euros": number()})
-    return trainer, batches(x, {"cents": 1000 * labels(x, seed) + 3000, "euros": labels(x, seed + 1)})
 
 
 def offset(seed):
@@ -113,27 +121,6 @@ def limited(seed, loss="mse"):
     one, other = np.random.default_rng(seed).normal(size=(2, *x.shape[:2], 1)).astype("float32")
     limited = predictions["limited"] + predictions["limited"].std() * one
     return trainer, batches(x, {"limited": limited, "learning": 2 * predictions["learning"] + 0.3 * other})
-
-
-def auxiliary(seed):
-    """A head with a small weight on purpose, one whose loss is far too large, and one between them."""
-    x = inputs(seed)
-    heads = {"main": number(), "large": number(lambda y, p: 100 * tf.square(y - p)), "again": number(weight=0.05)}
-    return trainer_of(encoder(), heads), batches(x, {name: labels(x, seed + k) for k, name in enumerate(heads)})
-
-
-def small_on_purpose(seed):
-    """A head with a small weight on purpose, and nothing else."""
-    x = inputs(seed)
-    trainer = trainer_of(encoder(), {"main": number(), "again": number(weight=0.02)})
-    return trainer, batches(x, {"main": labels(x, seed), "again": labels(x, seed + 1)})
-
-
-def raw_both_ways(seed):
-    """Labels far above unit scale, and labels far below it."""
-    x = inputs(seed)
-    trainer = trainer_of(encoder(), {"cents": number(), "megatons": number()})
-    return trainer, batches(x, {"cents": 1000 * labels(x, seed), "megatons": 0.001 * labels(x, seed + 1)})
 
 
 def frozen(seed):

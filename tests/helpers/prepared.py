@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is not ours to mend
@@ -30,3 +31,9 @@ kernels.seed_without_forgetting()
 kernels.trace_with_plain_contexts()
 kernels.read_without_tuning()
 kernels.trace_addons_as_it_is()
+
+
+@functools.cache
+def two_devices() -> tf.distribute.Strategy:
+    """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -9,7 +9,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tests.helpers import tiny
 from tests.helpers.tiny import tensor_variable
+
+DECAY = 0.1
+"""The weight decay that is applied by hand."""
 
 
 def element_losses(predictions, batch):
@@ -41,15 +45,22 @@ class Reference:
         combine: From the Gramian in float64 to the heads' coefficients, or None for the plain sum.
         level: `"representation"` or `"parameters"`.
         clip: A global norm, or None.
+        total: From the heads' weighted losses and `learned` to the total loss; their sum by default.
+        learned: Variables of the total.
+        factors: From the number of updates so far to a factor of the step of each variable.
+        decays: A factor of the weight decay, `DECAY`, of each variable; the optimizer must have none of its own.
     """
 
-    def __init__(self, encoder, heads, optimizer, weights, combine=None, level="representation", clip=None):
+    def __init__(self, encoder, heads, optimizer, weights, combine=None, level="representation", clip=None, **others):
         self.encoder, self.heads, self.optimizer = encoder, heads, optimizer
         self.weights, self.combine, self.level, self.clip = weights, combine, level, clip
+        self.total, self.learned = others.get("total", lambda losses, _: tf.add_n(losses)), others.get("learned", [])
+        self.factors, self.decays, self.count = others.get("factors"), others.get("decays"), 0
 
     @property
     def variables(self):
-        return [v for module in (self.encoder, *self.heads.values()) for v in module.trainable_variables]
+        found = [v for module in (self.encoder, *self.heads.values()) for v in module.trainable_variables]
+        return [*found, *self.learned]
 
     def gradients(self, batches, sample_weights=None, active=None):
         """One gradient per variable, None for idle heads, after balancing and before clipping; and the Gramian."""
@@ -72,7 +83,7 @@ class Reference:
                     counts[name] += weight.sum()
             names = [name for name in names if counts[name] > 0]
             means = {name: self.weights[name] * sums[name] / counts[name] for name in names}
-            total = tf.add_n(list(means.values()))
+            total = self.total(list(means.values()), self.learned)
         dense = lambda gradients: [None if g is None else tf.convert_to_tensor(g) for g in gradients]  # noqa: E731
         own = {
             name: dense(tape.gradient(total, [tensor_variable(v) for v in self.heads[name].trainable_variables]))
@@ -102,11 +113,13 @@ class Reference:
         gradients = list(shared)
         for name in self.heads:
             gradients += own.get(name) or [None] * len(self.heads[name].trainable_variables)
-        return gradients, gramian
+        return gradients + dense(tape.gradient(total, self.learned)), gramian
 
     def trained(self, gradients):
         """Those of the encoder's gradients whose variables are trained."""
-        return gradients
+        # If nothing is trained, it is by a function of the step, and how the heads are combined changes nothing.
+        factors = self.factors(self.count) if self.factors else [1] * len(gradients)
+        return [gradient for gradient, factor in zip(gradients, factors) if factor > 0] or gradients
 
     def _at_representation(self, batches, name, sums, counts, sample_weights):
         """The gradient of a head's weighted mean loss with respect to detached leaves of the representation."""
@@ -133,5 +146,25 @@ class Reference:
             norm = np.sqrt(sum(np.sum(np.asarray(g, "float64") ** 2) for g in gradients if g is not None))
             factor = self.clip / max(norm, self.clip)
             gradients = [None if g is None else tf.cast(tf.cast(g, tf.float64) * factor, tf.float32) for g in gradients]
-        pairs = [(g, v) for g, v in zip(gradients, self.variables) if g is not None]
-        self.optimizer.apply_gradients(pairs)
+        variables = [tensor_variable(v) for v in self.variables]
+        factors = self.factors(self.count) if self.factors else [1] * len(variables)
+        # What a factor of 0 freezes does not take part: the optimizer's slots must not change either.
+        trained = [i for i, g in enumerate(gradients) if g is not None and factors[i] > 0]
+        old = [tf.identity(variable) for variable in variables]
+        for i in trained if self.decays else []:
+            rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+            variables[i].assign_sub(variables[i] * DECAY * self.decays[i] * rate)
+        self.optimizer.apply_gradients([(gradients[i], self.variables[i]) for i in trained])
+        for i in trained:
+            if factors[i] != 1:
+                variables[i].assign(old[i] + factors[i] * (variables[i] - old[i]))
+        self.count += 1
+
+
+def built(batch, *args, **others):
+    """A reference of the modules of `tests/helpers/tiny.py`, built by a batch; further arguments are those after `heads`."""
+    encoder, heads = tiny.modules()
+    representation = encoder(tf.constant(batch[0]))
+    for head in heads.values():
+        head(representation)
+    return Reference(encoder, heads, *args, **others)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tests.helpers import reference, tiny
@@ -54,33 +53,12 @@ TOTALS = {
 
 
 def by_hand(updates, total):
-    """The weights, and what is learned, after updates by one tape over the total; the update's batches are joined."""
-    encoder, heads = tiny.modules()
-    representation = encoder(tf.constant(updates[0][0][0]))
-    for head in heads.values():
-        head(representation)
+    """The weights, and what is learned, after updates by a tape over the total."""
     learned = [tf.Variable(0.0) for _ in HEADS]
-    optimizer = adam()
+    found = reference.built(updates[0][0], adam(), tiny.WEIGHTS, total=total, learned=learned)
     for batches in updates:
-        batch = padded(batches)
-        variables = [v for module in (encoder, *heads.values()) for v in module.trainable_variables]
-        sources = [tiny.tensor_variable(variable) for variable in variables]
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            representation = encoder(batch[0])
-            values = reference.element_losses({name: heads[name](representation) for name in HEADS}, batch)
-            losses = [
-                tiny.WEIGHTS[name] * tf.reduce_sum(tf.where(mask, each, 0.0)) / float(np.sum(mask))
-                for name, (each, mask) in values.items()
-            ]
-            whole = total(losses, learned)
-        gradients = tape.gradient(whole, [*sources, *learned], unconnected_gradients="zero")
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        if total in (uncertainty, scales):
-            optimizer.apply_gradients(zip(gradients, [*variables, *learned]))
-        else:
-            optimizer.apply_gradients(zip(gradients, variables))
-    return tiny.values(variables), [float(variable) for variable in learned]
+        found.update(batches)
+    return tiny.values(found.variables[: -len(HEADS)]), [float(variable) for variable in learned]
 
 
 def trained(updates, name, gathering, strategy=None, **options):

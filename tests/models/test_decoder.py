@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
-from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables, weights_of
+from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, weights_of
 from tests.helpers.seq2seq import ENGINES, KINDS_BY_ENGINES, LENGTHS, TARGETS, TOKENS, bridge, grow
 
 
@@ -62,36 +62,6 @@ def test_states_are_fitted_between_different_sides(encoder_options, decoder_opti
         np.testing.assert_allclose(first[1][1], np.tanh(np.asarray(last) @ kernel + bias), atol=1e-6)
 
 
-def test_padded_targets_and_batch_mates_change_nothing():
-    encoder, decoder = Seq2SeqEncoder(12, 3, 4), Seq2SeqDecoder(9, 3, 4)
-    together = decoder(encoder(tf.constant(TOKENS)), tf.constant(np.pad(TARGETS, [(0, 0), (0, 2)])))
-    for row in range(4):
-        alone = decoder(encoder(tf.constant(TOKENS[row : row + 1])), tf.constant(TARGETS[row : row + 1]))
-        np.testing.assert_allclose(together[row, :4], alone[0], atol=1e-6)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("engine, feeding", [(ENGINES[0], False), *((engine, True) for engine in ENGINES)])
-def test_variable_shapes_in_a_function_and_under_a_tape(engine, feeding):
-    encoder = Seq2SeqEncoder(12, 3, 4, cell="gru", dropout=0.2)
-    decoder = Seq2SeqDecoder(
-        9, 3, 4, cell="gru", dropout=0.2, num_layers=1 if feeding else 2, input_feeding=feeding, engine=engine
-    )
-    decoder(encoder(tf.constant(TOKENS)), tf.constant(TARGETS))
-    variables = tensor_variables(decoder)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)] * 2)
-    def gradients(tokens, targets):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(decoder(encoder(tokens, training=True), targets, training=True) ** 2)
-        return tape.gradient(loss, variables)
-
-    for size in (4, 1):
-        result = gradients(tf.constant(TOKENS[:size]), tf.constant(TARGETS[:size, : size + 1]))
-        assert all(np.isfinite(tf.convert_to_tensor(gradient)).all() for gradient in result)
-    gradients(tf.constant(TOKENS[:0]), tf.constant(TARGETS[:0]))
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("attention, feeding", [("luong", False), (None, False), ("bahdanau", True)])
@@ -113,14 +83,6 @@ def test_scheduled_sampling_reads_the_decoders_own_ids(attention, feeding, engin
         np.testing.assert_allclose(sampled[row] / 1e4, expected / 1e4, atol=1e-4)
         plain, _ = reference.teacher_forced(np.asarray(targets[row]))
         np.testing.assert_allclose(decoder(representation, targets)[row] / 1e4, plain / 1e4, atol=1e-4)
-
-
-def test_mixed_precision_gives_float32_logits_and_decodes():
-    encoder = Seq2SeqEncoder(12, 3, 4, dtype="mixed_float16")
-    decoder = Seq2SeqDecoder(9, 3, 4, dtype="mixed_float16", input_feeding=True, maximum_length=5)
-    representation = encoder(tf.constant(TOKENS))
-    assert decoder(representation, tf.constant(TARGETS)).dtype == tf.float32
-    assert decoder.generate(representation, beam_width=3).shape == [4, 5]
 
 
 def test_config_makes_the_same_decoder():
@@ -165,3 +127,11 @@ def test_wrong_inputs():
 def test_addons_must_be_installed():
     with pytest.raises(ImportError, match=r'`engine="addons"` needs TensorFlow Addons.* Received: TensorFlow 2\.'):
         Seq2SeqDecoder(9, 3, 4, engine="addons")
+
+
+def test_mixed_precision_gives_float32_logits_and_decodes():
+    encoder = Seq2SeqEncoder(12, 3, 4, dtype="mixed_float16")
+    decoder = Seq2SeqDecoder(9, 3, 4, dtype="mixed_float16", input_feeding=True, maximum_length=5)
+    representation = encoder(tf.constant(TOKENS))
+    assert decoder(representation, tf.constant(TARGETS)).dtype == tf.float32
+    assert decoder.generate(representation, beam_width=3).shape == [4, 5]

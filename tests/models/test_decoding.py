@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.autograph.core import config
-from tensorflow.python.autograph.impl import api
 
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
 from tests.helpers.cases import pairwise
-from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
+from tests.helpers.numpy_seq2seq import RowDecoder, encode_row
 from tests.helpers.seq2seq import ENGINES, KINDS, KINDS_BY_ENGINES, LENGTHS, TOKENS, bridge, grow
 
 
@@ -123,32 +119,51 @@ def test_engines_agree(cell, num_layers, attention, feeding):
             np.testing.assert_allclose(ours.attention, theirs.attention, atol=1e-5)
 
 
-@pytest.mark.skipif(not _addons_loops.is_installed(), reason="needs TensorFlow Addons")
-@pytest.mark.parametrize("beam_width", [1, 2])
-def test_autograph_reads_nothing_of_addons(beam_width, monkeypatch):
-    """Not even if it may, as outside of these tests: it takes most of a trace."""
-    rules = [each for each in config.CONVERSION_RULES if not re.search("addons|typeguard", str(each))]
-    monkeypatch.setattr(config, "CONVERSION_RULES", rules)
-    names, convert = [], api._convert_actual
-    monkeypatch.setattr(
-        api, "_convert_actual", lambda function, context: names.append(function) or convert(function, context)
-    )
-    _, decoder, representation = make("addons", cell="gru", num_layers=1, attention="luong", input_feeding=False)
-
-    @tf.function
-    def generate(representation):
-        return decoder.generate(representation, beam_width=beam_width)
-
-    np.testing.assert_array_equal(generate(representation), decoder.generate(representation, beam_width=beam_width))
-    assert [each.__name__ for each in names] == ["generate"]
-
-
 def addons_logits(decoder, representation, targets):
     """Logits by Addons' `BasicDecoder`, also where training takes the faster way."""
     memory, state = decoder.begin(representation)
     inputs = np.pad(np.asarray(targets)[:, :-1], [(0, 0), (1, 0)], constant_values=decoder.start_id)
     vectors = _addons_loops.run_stepwise(decoder.decoder_cell, decoder.embedding(tf.constant(inputs)), memory, state)
     return decoder.output_layer(vectors)
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("beam_width", [1, 3])
+def test_examples_that_leave_disturb_no_other(beam_width):
+    encoder, decoder, _ = make("native", maximum_length=12)
+    random = np.random.default_rng(0)
+    for layer in (encoder, decoder):  # the same on either stack
+        layer.set_weights([random.normal(size=weight.shape) for weight in layer.get_weights()])
+    tokens = random.integers(4, 10, [40, 6]) * (np.arange(6) < random.integers(1, 7, [40, 1]))
+    together = np.asarray(decoder.generate(encoder(tf.constant(tokens, tf.int32)), beam_width=beam_width))
+    alone = tf.function(lambda row: decoder.generate(encoder(row), beam_width=beam_width))
+    rows = [np.asarray(alone(tf.constant(row[np.newaxis], tf.int32)))[0] for row in tokens]
+    np.testing.assert_array_equal(together, rows)
+    assert len(set((together > 0).sum(axis=1))) > 2  # they end at several steps
+
+
+def test_decoding_builds_an_unbuilt_decoder():
+    representation = Seq2SeqEncoder(12, 3, 4)(tf.constant(TOKENS))
+    assert Seq2SeqDecoder(9, 3, 4, maximum_length=5).generate(representation).shape == [4, 5]
+    assert Seq2SeqDecoder(9, 3, 4).decode(representation, maximum_length=3).ids.shape == [4, 1, 3]
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"beam_width": 0}, r"`beam_width` must be an integer of at least 1\. Received: beam_width=0\."),
+        ({"num_best": 2}, r"`num_best` must not be above `beam_width`\. Received: num_best=2, beam_width=1\."),
+        ({"sample": True, "beam_width": 2}, r"`sample` needs `beam_width=1`\. Received: sample=True, beam_width=2\."),
+        ({"sample": True, "temperature": 0.0}, r"`temperature` must be above 0\. Received: temperature=0\.0\."),
+        ({"top_k": 3}, r"`temperature` and `top_k` need `sample=True`\. Received: temperature=1\.0, top_k=3"),
+        ({"maximum_length": 0}, r"`maximum_length` must be an integer of at least 1\."),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    _, decoder, representation = make("native")
+    with pytest.raises(ValueError, match=message):
+        decoder.decode(representation, **arguments)
 
 
 @pytest.mark.thorough
@@ -172,101 +187,3 @@ def test_in_a_function_with_unknown_shapes(engine):
         greedy, best = decode(tf.constant(tokens))
         assert greedy.shape == [len(tokens), 6]
         assert best.attention.shape[:3] == [len(tokens), 2, 6]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("engine", ENGINES)
-def test_unusual_inputs(engine):
-    encoder, decoder, _ = make(engine)
-    rows = {"unknown words only": [1, 1, 1], "one token": [7], "no token": [0], "very long": [4, 5, 6, 7, 8] * 10}
-    batch = np.zeros([len(rows), 50], np.int32)
-    for place, ids in enumerate(rows.values()):
-        batch[place, : len(ids)] = ids
-    together = decoder.decode(encoder(tf.constant(batch)), beam_width=3, num_best=3)
-    for place, ids in enumerate(rows.values()):
-        alone = decoder.decode(encoder(tf.constant([ids])), beam_width=3, num_best=3)
-        np.testing.assert_array_equal(together.ids[place], alone.ids[0])
-        np.testing.assert_allclose(together.scores[place], alone.scores[0], atol=1e-4)
-    nothing, padding = encoder(tf.zeros([1, 0], tf.int32)), encoder(tf.zeros([1, 3], tf.int32))
-    np.testing.assert_array_equal(decoder.generate(nothing), decoder.generate(padding))
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("beam_width", [1, 3])
-def test_examples_that_leave_disturb_no_other(beam_width):
-    encoder, decoder, _ = make("native", maximum_length=12)
-    random = np.random.default_rng(0)
-    for layer in (encoder, decoder):  # the same on either stack
-        layer.set_weights([random.normal(size=weight.shape) for weight in layer.get_weights()])
-    tokens = random.integers(4, 10, [40, 6]) * (np.arange(6) < random.integers(1, 7, [40, 1]))
-    together = np.asarray(decoder.generate(encoder(tf.constant(tokens, tf.int32)), beam_width=beam_width))
-    alone = tf.function(lambda row: decoder.generate(encoder(row), beam_width=beam_width))
-    rows = [np.asarray(alone(tf.constant(row[np.newaxis], tf.int32)))[0] for row in tokens]
-    np.testing.assert_array_equal(together, rows)
-    assert len(set((together > 0).sum(axis=1))) > 2  # they end at several steps
-
-
-@pytest.mark.thorough
-def test_native_decoding_is_saved_with_everything_in_it(tmp_path):
-    encoder, decoder, representation = make("native")
-    module = tf.Module()
-    module.layers = [encoder, decoder]
-    module.variables_of_layers = tensor_variables(encoder) + tensor_variables(decoder)
-    module.answer = tf.function(
-        lambda tokens: decoder.generate(encoder(tokens), beam_width=3),
-        input_signature=[tf.TensorSpec([None, None], tf.int32)],
-    )
-    tf.saved_model.save(module, str(tmp_path), signatures=module.answer.get_concrete_function())
-    loaded = tf.saved_model.load(str(tmp_path))
-    np.testing.assert_array_equal(loaded.answer(TOKENS), decoder.generate(representation, beam_width=3))
-
-
-def test_decoding_builds_an_unbuilt_decoder():
-    representation = Seq2SeqEncoder(12, 3, 4)(tf.constant(TOKENS))
-    assert Seq2SeqDecoder(9, 3, 4, maximum_length=5).generate(representation).shape == [4, 5]
-    assert Seq2SeqDecoder(9, 3, 4).decode(representation, maximum_length=3).ids.shape == [4, 1, 3]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("engine", ENGINES)
-def test_sampling_follows_the_distribution(engine):
-    encoder, decoder, _ = make(engine, maximum_length=1, factor=2.0)
-    tokens = tf.repeat(tf.constant(TOKENS[:1]), 4000, axis=0)
-    representation = encoder(tokens)
-    _, reference = next(rows(encoder, decoder))
-    expected = np.exp(reference.log_probabilities(2, reference.first)[0])
-    drawn = np.bincount(np.asarray(decoder.decode(representation, sample=True, seed=1).ids)[:, 0, 0], minlength=9)
-    np.testing.assert_allclose(drawn / 4000, expected, atol=0.04)
-    best = decoder.decode(representation, sample=True, top_k=1, seed=1)
-    np.testing.assert_array_equal(best.ids[:, 0], decoder.generate(representation))
-    cold = decoder.decode(representation, sample=True, temperature=1e-3, seed=1)
-    np.testing.assert_array_equal(cold.ids[:, 0], decoder.generate(representation))
-    again = [decoder.decode(representation, sample=True, seed=seed).ids for seed in (1, 1, 2)]
-    np.testing.assert_array_equal(again[0], again[1])
-    assert (again[0].numpy() != again[2].numpy()).any()
-    unseeded = tf.function(lambda: decoder.decode(representation, sample=True).ids)
-    assert (unseeded().numpy() != unseeded().numpy()).any()
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"beam_width": 0}, r"`beam_width` must be an integer of at least 1\. Received: beam_width=0\."),
-        ({"num_best": 2}, r"`num_best` must not be above `beam_width`\. Received: num_best=2, beam_width=1\."),
-        ({"sample": True, "beam_width": 2}, r"`sample` needs `beam_width=1`\. Received: sample=True, beam_width=2\."),
-        ({"sample": True, "temperature": 0.0}, r"`temperature` must be above 0\. Received: temperature=0\.0\."),
-        ({"top_k": 3}, r"`temperature` and `top_k` need `sample=True`\. Received: temperature=1\.0, top_k=3"),
-        ({"maximum_length": 0}, r"`maximum_length` must be an integer of at least 1\."),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    _, decoder, representation = make("native")
-    with pytest.raises(ValueError, match=message):
-        decoder.decode(representation, **arguments)
-
-
-def test_no_attention_to_return():
-    _, decoder, representation = make("native", attention=None)
-    with pytest.raises(ValueError, match=r"`return_attention` needs a decoder with attention\."):
-        decoder.decode(representation, return_attention=True)

@@ -142,13 +142,6 @@ def test_a_trainer_is_saved_with_them(kind, tmp_path):
         assert type(one) is type(other) and one.get_config() == other.get_config()
 
 
-def test_half_precision_has_half_precision_experts():
-    encoder = MMoE(HEADS, 2, 3, dtype="mixed_bfloat16")
-    entry = encoder(X)["a"]
-    tower = keras.layers.Dense(1, dtype="mixed_bfloat16")
-    assert entry["experts"].dtype == encoder.head(tower)(entry).dtype == tf.bfloat16
-
-
 @pytest.mark.parametrize(
     ("create", "message"),
     [
@@ -169,8 +162,3 @@ def test_half_precision_has_half_precision_experts():
 def test_what_cannot_be_used_is_refused(create, message):
     with pytest.raises(ValueError, match=message):
         create()
-
-
-def test_a_tower_is_a_keras_layer():
-    with pytest.raises(TypeError, match=r"`tower` must be a Keras layer or model\. Received: tower=3\. Pass keras"):
-        MMoE(HEADS, 2, 3).head(3)

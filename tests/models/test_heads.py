@@ -74,7 +74,12 @@ def test_dropout_is_for_training_only(kind):
 
 @pytest.mark.parametrize(
     "kind, argument, missing",
-    [(Classifier, "num_classes", "final"), (Regressor, "num_outputs", "final"), (TokenTagger, "num_tags", "outputs")],
+    [
+        (Classifier, "num_classes", "final"),
+        (PriceClassifier, "num_ranges", "final"),
+        (Regressor, "num_outputs", "final"),
+        (TokenTagger, "num_tags", "outputs"),
+    ],
 )
 def test_wrong_use(kind, argument, missing):
     with pytest.raises(ValueError, match=rf"`{argument}` must be an integer of at least \d\. Received: {argument}=0\."):

@@ -234,18 +234,3 @@ def test_errors_of_a_graph_and_marks_that_are_not_padding():
         WAYS["arrays"](trainer, np.array([[4, 9, 3, 0], [4, 5, 3, 0]]))
     with pytest.raises(ValueError, match="padding at the end of each row only.*A token of sample weight 0 is padding, too"):
         trainer.fit(X, {"reply": np.array([[4, 5, 3], [6, 7, 3]])}, sample_weight={"reply": [[0, 1, 1], [1, 1, 1]]})
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("kind", ["plain", "transformer"])
-def test_one_id_for_start_and_end_is_learned(kind):
-    """As in BART and GPT-2: the reply ends where the row does."""
-    keras.utils.set_random_seed(0)
-    rows = np.array([[4, 5, 2, 0, 0], [6, 2, 0, 0, 0], [7, 8, 5, 2, 0]])
-    trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 16, 16, cell="gru"))
-    ids = dict(start_id=2, end_id=2, maximum_length=5)
-    decoder = Seq2SeqDecoder(9, 16, 16, **ids) if kind == "plain" else TransformerDecoder(9, 16, 16, num_heads=2, **ids)
-    trainer.add_head("copy", decoder, losses.SequenceCrossentropy(), teacher_forcing=True)
-    trainer.compile(keras.optimizers.Adam(0.03), steps_per_execution=20)
-    trainer.fit(tf.data.Dataset.from_tensors((rows, {"copy": rows})).repeat(80), verbose=0)
-    np.testing.assert_array_equal(trainer.predict(rows, verbose=0)["copy"], rows)

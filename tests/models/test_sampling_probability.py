@@ -91,14 +91,6 @@ def test_a_value_that_a_callback_has_set_is_resumed(tmp_path):
     assert decoder.sampling_probability == 1.0
 
 
-def test_configurations():
-    for probability in (0.0, 0.25, from_the_second_epoch):
-        decoder = Seq2SeqDecoder(9, 3, 4, sampling_probability=probability)
-        again = Seq2SeqDecoder.from_config(decoder.get_config())
-        assert again.sampling_probability == probability
-        assert again.get_config() == decoder.get_config()
-
-
 def test_a_schedule_of_keras_and_the_step_by_hand():
     schedule = keras.optimizers.schedules.PolynomialDecay(0.0, 10, 1.0)
     decoder, encoder = Seq2SeqDecoder(9, 3, 4, sampling_probability=schedule), Seq2SeqEncoder(9, 3, 4)

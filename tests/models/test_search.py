@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead.models import _addons_loops, search
+from multihead.models import search
 
 VOCABULARY, UNITS, BATCH = 4, 5, 3
 RANDOM = np.random.default_rng(0)
@@ -161,45 +159,6 @@ def test_ids_that_a_step_excludes_are_never_chosen():
     assert not (search.sample(without_two, first(), seed=0, **ends).ids.numpy() == 2).any()
 
 
-@pytest.mark.skipif(not _addons_loops.is_installed(), reason="needs TensorFlow Addons")
-@pytest.mark.parametrize("kind, power", [("lstm", 0.0), ("gru", 0.8)])
-def test_a_cell_of_keras_decodes_as_with_addons(kind, power):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import tensorflow_addons.seq2seq as seq2seq
-    keras.utils.set_random_seed(0)
-    cell = (keras.layers.LSTMCell if kind == "lstm" else keras.layers.GRUCell)(6)
-    table, output = (
-        3.0 * tf.random.normal([9, 4]),
-        keras.layers.Dense(9, kernel_initializer=keras.initializers.RandomNormal(0, 3.0)),
-    )
-    state = [tf.random.normal([5, 6]) for _ in range(2 if kind == "lstm" else 1)]
-
-    def own(ids, state):
-        outputs, state = cell(tf.gather(table, ids), state)
-        return output(outputs), state
-
-    found = search.beam(own, state, start_id=2, end_id=3, maximum_length=7, beam_width=4, num_best=4, length_penalty=power)
-    loop = seq2seq.BeamSearchDecoder(
-        cell, 4, embedding_fn=lambda ids: tf.gather(table, ids), output_layer=output,
-        length_penalty_weight=power, maximum_iterations=7,
-    )  # fmt: skip
-    tiled = seq2seq.tile_batch(state, 4)
-    tiled = tiled if kind == "lstm" else tiled[0]
-    outputs, final, lengths = loop(None, start_tokens=tf.fill([5], 2), end_token=3, initial_state=tiled)
-    ids = tf.transpose(outputs.predicted_ids, [0, 2, 1]).numpy()
-    if power == 0.0:  # with a penalty Addons returns the beams in the order of its last step, where ends count otherwise
-        order = np.argsort(-final.log_probs.numpy(), axis=1, kind="stable")
-        np.testing.assert_allclose(found.scores, np.take_along_axis(final.log_probs.numpy(), order, 1), atol=1e-4)
-    for row in range(5):
-        theirs = {tuple(_until(sequence)) for sequence in ids[row].tolist()}
-        assert {tuple(_until(sequence)) for sequence in found.ids[row].numpy().tolist()} == theirs
-
-
-def _until(ids):
-    return ids[: ids.index(3) + 1] if 3 in ids else ids
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -222,10 +181,3 @@ def test_wrong_arguments(options, message):
     arguments = {"step": step, "state": first(), "start_id": 2, "end_id": END, "maximum_length": 3, **options}
     with pytest.raises(ValueError, match=message):
         search.greedy(arguments.pop("step"), arguments.pop("state"), **arguments)
-
-
-def test_more_results_than_beams():
-    with pytest.raises(
-        ValueError, match=r"`num_best` must not be above `beam_width`\. Received: num_best=2, beam_width=1\."
-    ):
-        search.beam(step, first(), start_id=2, end_id=1, maximum_length=3, beam_width=1, num_best=2)

@@ -11,7 +11,6 @@ from multihead import MultiHeadTrainer, losses
 from multihead.models import (
     Classifier,
     Decoded,
-    Seq2SeqDecoder,
     Seq2SeqEncoder,
     TransformerDecoder,
     TransformerEncoder,
@@ -226,42 +225,7 @@ def test_the_public_searches_take_its_step():
     np.testing.assert_array_equal(found.ids, best.ids)
 
 
-@pytest.mark.thorough
-def test_with_xla_and_of_a_transformers_outputs_by_a_recurrent_decoder():
-    _, decoder, representation = make()
-    ends = dict(start_id=2, end_id=3, maximum_length=6)
-    compiled = tf.function(lambda entries: search.greedy(*decoder.begin_search(entries), **ends)[:3], jit_compile=True)
-    entries = {name: representation[name] for name in ("outputs", "mask")}
-    np.testing.assert_array_equal(compiled(entries)[0][:, 0], decoder.generate(representation))
-    recurrent = Seq2SeqDecoder(VOCABULARY, 6, 8, maximum_length=6, engine="native")
-    found = search.greedy(*recurrent.begin_search(representation), **ends)
-    np.testing.assert_array_equal(found.ids[:, 0], recurrent.generate(representation))
-
-
-@pytest.mark.thorough
-def test_attention_of_decoded_ids_equals_numpy():
-    encoder, decoder, representation = make()
-    result = decoder.decode(representation, beam_width=2, num_best=2, return_attention=True)
-    for row, length in enumerate(LENGTHS):
-        memory, _ = encode(encoder, TOKENS[row, :length])
-        for place, size in enumerate(np.asarray(result.lengths[row])):
-            expected = logits_of(decoder, memory, np.asarray(result.ids[row, place, :size]))[1]
-            np.testing.assert_allclose(result.attention[row, place, :size, :length], expected, atol=1e-4)
-            np.testing.assert_array_equal(result.attention[row, place, size:], 0.0)
-            np.testing.assert_array_equal(result.attention[row, place, :, length:], 0.0)
-
-
 # As layers
-
-
-@pytest.mark.thorough
-def test_unknown_shapes_and_empty_batches():
-    encoder, decoder, representation = make()
-    signature = [tf.TensorSpec([None, None], tf.int32)]
-    decode = tf.function(lambda tokens: decoder.generate(encoder(tokens), beam_width=2), input_signature=signature)
-    np.testing.assert_array_equal(decode(tf.constant(TOKENS)), decoder.generate(representation, beam_width=2))
-    for tokens in (TOKENS[:0], TOKENS[:, :0], TOKENS[:1, :1]):
-        assert decode(tf.constant(tokens)).shape == [len(tokens), 6]
 
 
 def test_every_weight_gets_a_gradient_and_dropout_is_for_training_only():
@@ -276,17 +240,6 @@ def test_every_weight_gets_a_gradient_and_dropout_is_for_training_only():
     again = decoder(encoder(tf.constant(TOKENS), training=False), tf.constant(TARGETS), training=False)
     np.testing.assert_array_equal(plain, again)
     assert np.abs(plain - logits).max() > 0.1
-
-
-def test_mixed_precision():
-    encoder, decoder, representation = make(dtype="mixed_float16", layers=1)
-    assert representation["outputs"].dtype == representation["final"].dtype == tf.float16
-    logits = decoder(representation, tf.constant(TARGETS))
-    assert logits.dtype == tf.float32 and np.isfinite(logits).all()
-    exact = make(layers=1)
-    np.testing.assert_allclose(logits, exact[1](exact[2], tf.constant(TARGETS)), atol=0.05)
-    expected = naive(decoder, representation, 6, lambda logits, time: logits.argmax(-1))
-    np.testing.assert_array_equal(decoder.generate(representation), expected)
 
 
 @pytest.mark.parametrize("kind", [TransformerEncoder, TransformerDecoder])
@@ -352,9 +305,35 @@ def test_wrong_use():
         TransformerEncoder(12, 6, 8)(tf.zeros([2, 3]))
 
 
-def test_a_state_of_several_layers_begins_a_recurrent_decoder():
-    _, _, representation = make(layers=2)
-    recurrent = Seq2SeqDecoder(VOCABULARY, 6, 8, num_layers=2, cell="gru", maximum_length=4, engine="native")
-    state = recurrent.begin_search(representation).state
-    for one, other in zip(state.layers, representation["state"], strict=True):
-        np.testing.assert_array_equal(one, other)
+@pytest.mark.thorough
+def test_attention_of_decoded_ids_equals_numpy():
+    encoder, decoder, representation = make()
+    result = decoder.decode(representation, beam_width=2, num_best=2, return_attention=True)
+    for row, length in enumerate(LENGTHS):
+        memory, _ = encode(encoder, TOKENS[row, :length])
+        for place, size in enumerate(np.asarray(result.lengths[row])):
+            expected = logits_of(decoder, memory, np.asarray(result.ids[row, place, :size]))[1]
+            np.testing.assert_allclose(result.attention[row, place, :size, :length], expected, atol=1e-4)
+            np.testing.assert_array_equal(result.attention[row, place, size:], 0.0)
+            np.testing.assert_array_equal(result.attention[row, place, :, length:], 0.0)
+
+
+@pytest.mark.thorough
+def test_unknown_shapes_and_empty_batches():
+    encoder, decoder, representation = make()
+    signature = [tf.TensorSpec([None, None], tf.int32)]
+    decode = tf.function(lambda tokens: decoder.generate(encoder(tokens), beam_width=2), input_signature=signature)
+    np.testing.assert_array_equal(decode(tf.constant(TOKENS)), decoder.generate(representation, beam_width=2))
+    for tokens in (TOKENS[:0], TOKENS[:, :0], TOKENS[:1, :1]):
+        assert decode(tf.constant(tokens)).shape == [len(tokens), 6]
+
+
+def test_mixed_precision():
+    encoder, decoder, representation = make(dtype="mixed_float16", layers=1)
+    assert representation["outputs"].dtype == representation["final"].dtype == tf.float16
+    logits = decoder(representation, tf.constant(TARGETS))
+    assert logits.dtype == tf.float32 and np.isfinite(logits).all()
+    exact = make(layers=1)
+    np.testing.assert_allclose(logits, exact[1](exact[2], tf.constant(TARGETS)), atol=0.05)
+    expected = naive(decoder, representation, 6, lambda logits, time: logits.argmax(-1))
+    np.testing.assert_array_equal(decoder.generate(representation), expected)

@@ -80,27 +80,6 @@ def test_a_round_trip_restores_every_weight(tmp_path):
         assert all(map(np.array_equal, saved[name].get_weights(), loaded[name].get_weights()))
 
 
-class Joined(keras.Model):
-    def __init__(self, layers):
-        super().__init__()
-        self.encoder, self.decoder, self.price = layers.values()
-
-    def call(self, tokens):
-        representation = self.encoder(tokens)
-        return self.decoder(representation, TARGETS), self.price(representation)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("cell", MODELS)
-def test_keras_itself_saves_every_weight(cell, tmp_path):
-    saved, loaded = Joined(make(cell)), Joined(make(cell))
-    answers = saved(TOKENS), loaded(TOKENS)
-    assert not np.allclose(answers[0][0], answers[1][0])
-    saved.save_weights(str(tmp_path / "all.weights.h5"))
-    loaded.load_weights(str(tmp_path / "all.weights.h5"))
-    assert all(map(np.array_equal, saved.get_weights(), loaded.get_weights()))
-
-
 def test_wrong_files_and_layers(tmp_path):
     layers = make("gru")
     with pytest.raises(ValueError, match=r"`path` must end in \.npz\. Received: path='weights\.h5'\."):

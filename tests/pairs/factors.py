@@ -55,96 +55,29 @@ FACTORS: dict[str, list[str]] = {
     "validation_steps": ["all", "1"],
 }
 
-OF_THE_UPDATE = [
-    "encoder",
-    "optimizer",
-    "weighting",
-    "balancer",
-    "balance_at",
-    "balance_every",
-    "schedule",
-    "clip",
-    "micro_batches",
-    "gradient_accumulation_steps",
-    "encoder_rate",
-    "labels",
-]
+OF_THE_UPDATE = (
+    "encoder optimizer weighting balancer balance_at balance_every schedule clip micro_batches gradient_accumulation_steps "
+    "encoder_rate labels"
+).split()
 """The factors of which every three values stand together in a row."""
 
 
 OF_THE_LOOP = ["initial_epoch", "steps_per_epoch", "validation_freq", "validation_steps"]
 """The factors of how many steps `fit` makes, whose second values have rows of their own."""
 
-ARGUMENTS: dict[str, dict[str, str | None]] = {
-    "__init__": {"encoder": "encoder", "heads": None, "name": None},
-    "add_head": {
-        "name": None,
-        "module": "teacher_forcing",
-        "loss": None,
-        "weight": "weight",
-        "metrics": "metrics",
-        "teacher_forcing": "teacher_forcing",
-        "ignore_label": "labels",
-        "class_weight": "class_weight_of_head",
-        "reads": "encoder",
-        "learning_rate_multiplier": "head_rate",
-        "weight_decay_multiplier": "head_decay",
-        "target_scaling": "target_scaling",
-        "trains_encoder": None,
-        "couples_rows": None,
-    },
-    "compile": {
-        "optimizer": "optimizer",
-        "others": None,
-        "head_schedule": "schedule",
-        "target_scaling": "target_scaling",
-        "encoder_learning_rate_multiplier": "encoder_rate",
-        "encoder_weight_decay_multiplier": "encoder_decay",
-        "run_eagerly": "mode",
-        "jit_compile": "mode",
-        "options_of_heads": None,
-        **{
-            name: name
-            for name in (
-                *("weighting", "balancer", "balance_at", "balance_every", "clip", "micro_batches"),
-                *(
-                    "gradient_accumulation_steps",
-                    "telemetry",
-                    "layers_every",
-                    "on_nonfinite",
-                    "max_skipped_updates",
-                    "check_labels",
-                ),
-                "steps_per_execution",
-            )
-        },
-    },
-    "fit": {
-        "x": "data",
-        "y": "labels",
-        "batch_size": "last_batch",
-        "epochs": None,
-        "verbose": None,
-        "callbacks": "callbacks",
-        "validation_split": "validation",
-        "validation_data": "validation",
-        "shuffle": None,
-        "class_weight": "class_weight",
-        "sample_weight": "sample_weight",
-        "initial_epoch": "initial_epoch",
-        "steps_per_epoch": "steps_per_epoch",
-        "validation_steps": "validation_steps",
-        "validation_batch_size": None,
-        "validation_freq": "validation_freq",
-        "max_queue_size": None,
-        "workers": None,
-        "use_multiprocessing": None,
-    },
-}
-"""The factor that varies an argument. None: the argument has the same value in every row, or changes no number.
-
-The shuffling of `fit` is that of `tests/pairs/kills.py`.
-"""
+# The factor that varies an argument, where it has another name.
+VARIED_BY = {
+    "module": "teacher_forcing", "ignore_label": "labels", "class_weight": "class_weight_of_head", "reads": "encoder",
+    "learning_rate_multiplier": "head_rate", "weight_decay_multiplier": "head_decay", "head_schedule": "schedule",
+    "encoder_learning_rate_multiplier": "encoder_rate", "encoder_weight_decay_multiplier": "encoder_decay",
+    "run_eagerly": "mode", "jit_compile": "mode", "x": "data", "y": "labels", "batch_size": "last_batch",
+    "validation_split": "validation", "validation_data": "validation",
+}  # fmt: skip
+SAME = (
+    "heads name loss trains_encoder couples_rows others options_of_heads epochs verbose shuffle validation_batch_size "
+    "max_queue_size workers use_multiprocessing"
+).split()
+"""Arguments that have the same value in every row, or change no number; the shuffling of `fit` is that of `killed.py`."""
 
 
 class Refusal(NamedTuple):
@@ -169,29 +102,27 @@ class Refusal(NamedTuple):
 _SEVERAL_STEPS = "Keras 3 fails in the graph of several steps of several replicas; Keras 2 can"
 _LEARNED = "mean and deviation are learned before the first update; give them: `scaling.Standardize(mean=, deviation=)`"
 _SPLIT = "the examples to leave out are the last ones of an array, as in Keras; pass `validation_data`"
+_EXCHANGE = "TensorFlow cannot compile the exchange between replicas there"
+_KINDS = {"dataset": "`tf.data.Dataset`", "generator": "generator", "sequence": "`PyDataset` or `Sequence`"}
+_WITHOUT_MEAN = "`add_head(target_scaling=)` without a mean, "
 EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
-    (("data", "dataset"), ("validation", "split")): Refusal(
-        "`fit(validation_split=)` with a `tf.data.Dataset`", "validation_split", _SPLIT
-    ),
-    (("data", "generator"), ("validation", "split")): Refusal(
-        "`fit(validation_split=)` with a generator", "validation_split", _SPLIT
-    ),
-    (("data", "sequence"), ("validation", "split")): Refusal(
-        "`fit(validation_split=)` with a `PyDataset` or `Sequence`", "validation_split", _SPLIT
-    ),
+    **{
+        (("data", kind), ("validation", "split")): Refusal(
+            f"`fit(validation_split=)` with a {name}", "validation_split", _SPLIT
+        )
+        for kind, name in _KINDS.items()
+    },
     (("mode", "xla"), ("devices", "two")): Refusal(
-        "`compile(jit_compile=True)` with several replicas on CPUs",
-        "jit_compile",
-        "TensorFlow cannot compile the exchange between replicas there",
+        "`compile(jit_compile=True)` with several replicas on CPUs", "jit_compile", _EXCHANGE
     ),
     (("steps_per_execution", "2"), ("devices", "two")): Refusal(
         "`compile(steps_per_execution=)` above 1 with several replicas", "steps_per_execution", _SEVERAL_STEPS, keras=3
     ),
     (("target_scaling", "learned"), ("data", "generator")): Refusal(
-        "`add_head(target_scaling=)` without a mean, with a generator", "target_scaling", _LEARNED
+        _WITHOUT_MEAN + "with a generator", "target_scaling", _LEARNED
     ),
     (("target_scaling", "learned"), ("labels", "none_of_one_head")): Refusal(
-        "`add_head(target_scaling=)` without a mean, for a head without labels", "target_scaling", _LEARNED
+        _WITHOUT_MEAN + "for a head without labels", "target_scaling", _LEARNED
     ),
 }
 """Pairs of values that cannot be combined, and why."""

@@ -91,6 +91,6 @@ def windows_of(row: dict[str, str]) -> list[list[Any]]:
     if row["steps_per_epoch"] == "all":
         return whole * epochs
     half = len(whole) // 2
-    # As in Keras: an epoch goes on where the one before ended; with Keras 2, a sequence begins anew.
-    begins_anew = not hasattr(keras, "ops") and row["data"] == "sequence"
-    return whole[:half] * epochs if begins_anew else (whole * epochs)[: half * epochs]
+    # As in Keras: an epoch goes on where the one before ended; with Keras 2, a sequence restarts.
+    restarts = not hasattr(keras, "ops") and row["data"] == "sequence"
+    return whole[:half] * epochs if restarts else (whole * epochs)[: half * epochs]

@@ -1,8 +1,9 @@
-"""Runs of rows of the covering array that are killed (SIGKILL) again and again: `python -m tests.pairs.kills`.
+"""Runs that are killed (SIGKILL) again and again, and must end as if they had not been: `python -m tests.pairs.kills`.
 
-Ten rows of `tests/pairs`, with shuffled data, validation of several forms and many callbacks, are trained once without a kill
-and then killed until there were as many kills as asked for: by a timer, or while a checkpoint is written. Whenever a run ends,
-everything that it leaves must have the bytes of the run that was never killed. `--output` gets a line of JSON for each row.
+Rows of `tests/pairs`, with shuffled data, validation of several forms and many callbacks, and some cases with other methods and
+data, are trained once without a kill and then killed until there were as many kills as asked for: by a timer, or while a
+checkpoint is written. Whenever a run ends, everything that it leaves must have the bytes of the run that was never killed.
+`--output` gets a line of JSON for each run.
 """
 
 from __future__ import annotations
@@ -21,20 +22,17 @@ from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from multihead._runs import snapshot
-from multihead.callbacks import Checkpoint
+from tests.helpers import prepared  # noqa: F401 - TensorFlow as the tests want it
 from tests.helpers.forked import forked
-from tests.helpers.resumed import difference
-from tests.pairs.factors import as_text
-from tests.pairs.killed import arguments_of, callbacks_of, drawn, state
+from tests.pairs.killed import CASES, arguments_of, callbacks_of, case, drawn, saver_of, state
 from tests.pairs.model import trainer_of
 from tests.pairs.oracles import scope
-from tests.pairs.worker import start
 
 WRITING = ("in the file", "before fsync", "before the renaming", "after the renaming")
 
@@ -111,11 +109,9 @@ def kill_while_writing(moment, after, fraction):
     snapshot.open, snapshot.os = opening, System()
 
 
-def train(row, number, folder, result, kill):
-    """Trains a row, in a process of its own; writes everything that it leaves, and the seconds from the first update on."""
-    start()
-    if row["mode"] == "graph":  # the first step begins sooner; XLA needs constants to be folded
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+def train(run, number, folder, result, kill):
+    """Trains a row with its changes, in a process of its own; writes everything that it leaves, and the seconds from the first update on."""
+    row, changed = run
     kind, *how = kill or (None,)
     if kind == "begin":
         kill_after(*how)
@@ -124,10 +120,9 @@ def train(row, number, folder, result, kill):
     timer = KilledBy(how[0] if kind == "timer" else None)
     keras.utils.set_random_seed(11)
     with scope(row):
-        trainer = trainer_of(row, run_eagerly=True, jit_compile=False) if row["mode"] == "eager" else trainer_of(row)
+        trainer = trainer_of(row, **changed)
     used = callbacks_of(row, number, folder)
-    saver = Checkpoint(folder / "run", every=1 + number % 3)
-    history = trainer.fit(**arguments_of(row, number), callbacks=[*used, timer, saver])
+    history = trainer.fit(**arguments_of(row, number), callbacks=[*used, timer, saver_of(number, folder)])
     found = state(trainer, history, used, folder)
     found["seconds"] = np.zeros(0)
     np.savez(result, **found)
@@ -151,21 +146,27 @@ def next_kill(rng, seconds, whole):
     return (kind, rng.uniform(0, seconds)) if kind == "timer" else (kind, rng.uniform(0, whole))
 
 
-def killed_again_and_again(row, number, root, kills, rng):
+def difference(one, other):
+    """The names of the arrays in which two results differ."""
+    with np.load(one) as a, np.load(other) as b:
+        kinds = [{name: (found[name].dtype, found[name].tobytes()) for name in found.files} for found in (a, b)]
+    return sorted(name for name in {**kinds[0], **kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
+
+
+def killed_again_and_again(run, number, root, kills, rng):
     root.mkdir(parents=True)
     whole, cut = root / "whole", root / "cut"
     whole.mkdir()
     begin = time.monotonic()
-    in_child(row, number, whole, root / "whole.npz", None, log=root / "log")
+    in_child(run, number, whole, root / "whole.npz", None, log=root / "log")
     elapsed = time.monotonic() - begin
     seconds = float((root / "whole.seconds").read_text())
-    counts = dict.fromkeys(("timer", "begin", "writing"), 0)
-    found = {"row": as_text(row), "kills": counts, "ended": 0, "differ": []}
-    while sum(counts.values()) < kills or found["ended"] == 0:
+    found = {"kills": 0, "ended": 0, "differ": []}
+    while found["kills"] < kills or found["ended"] == 0:
         cut.mkdir(exist_ok=True)
-        kill = next_kill(rng, seconds, elapsed) if sum(counts.values()) < kills else None
-        if in_child(row, number, cut, root / "cut.npz", kill, log=root / "log"):
-            counts[kill[0]] += 1
+        kill = next_kill(rng, seconds, elapsed) if found["kills"] < kills else None
+        if in_child(run, number, cut, root / "cut.npz", kill, log=root / "log"):
+            found["kills"] += 1
             continue
         found["ended"] += 1
         found["differ"] = sorted({*found["differ"], *difference(root / "whole.npz", root / "cut.npz")})
@@ -176,30 +177,30 @@ def killed_again_and_again(row, number, root, kills, rng):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m tests.pairs.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="how many in all")
-    parser.add_argument("--rows", type=int, default=10, help="over how many rows")
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES), help="the cases; all by default")
+    parser.add_argument("--rows", type=int, default=10, help="how many rows of the covering array beside them")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--eager", action="store_true", help="train all rows eagerly, which begins sooner")
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of rows; all by default")
-    parser.add_argument("--output", help="a file, to which a line is appended for each row")
+    parser.add_argument("--eager", action="store_true", help="train eagerly, which begins sooner")
+    parser.add_argument("--output", help="a file, to which a line is appended for each run")
     given = parser.parse_args(arguments)
-    chosen = drawn(given.seed, given.rows)
+    runs = [(name, *case(name)) for name in given.cases]
+    runs += [(f"row {number}", row, {}) for number, row in enumerate(drawn(given.seed, given.rows))]
     kills = failed = 0
-    for number, row in enumerate(chosen):
-        if given.only is not None and number not in given.only:
-            continue
-        if given.eager and row["devices"] == "one":
+    for number, (name, row, changed) in enumerate(runs):
+        if (given.eager or row["mode"] == "eager") and row["devices"] == "one":
             row = {**row, "mode": "eager", "steps_per_execution": "1"}
-        share = given.kills // len(chosen) + (number < given.kills % len(chosen))
+            changed = {**changed, "run_eagerly": True, "jit_compile": False}
+        share = given.kills // len(runs) + (number < given.kills % len(runs))
         rng = random.Random(f"{given.seed} {number}")
-        with tempfile.TemporaryDirectory() as name:
-            found = killed_again_and_again(row, number, Path(name) / "run", share, rng)
-        kills, failed = kills + sum(found["kills"].values()), failed + bool(found["differ"])
-        line = json.dumps({"stack": keras.__version__, "seed": given.seed, "number": number, **found})
+        with tempfile.TemporaryDirectory() as folder:
+            found = killed_again_and_again((row, changed), number, Path(folder) / "run", share, rng)
+        kills, failed = kills + found["kills"], failed + bool(found["differ"])
+        line = json.dumps({"stack": keras.__version__, "seed": given.seed, "run": name, **found})
         print(line, flush=True)
         if given.output:
             with open(given.output, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-    print(f"{kills} kills, {failed} rows that differ")
+    print(f"{kills} kills, {failed} runs that differ")
     return int(failed > 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from multihead import callbacks
 from tests.helpers import tiny
+from tests.helpers.prepared import two_devices
 from tests.pairs.feed import fit_arguments
 from tests.pairs.model import trainer_of
 from tests.pairs.tape import Tape
@@ -51,12 +51,6 @@ def callbacks_of(row: dict[str, str], folder: Path, resumed: bool = False) -> li
         if row["optimizer"] == "schedule":
             found.pop(1)  # Keras: a schedule cannot be set
     return found
-
-
-@functools.cache
-def two_devices() -> tf.distribute.Strategy:
-    """One strategy for all rows: a second one in a process numbers its collective operations as the first did."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def scope(row: dict[str, str]) -> Any:
@@ -144,3 +138,15 @@ def check_resumed(row: dict[str, str], folder: Path, whole: Any, history: Any) -
     assert history.history.keys() == resumed.history.keys()
     for name, statistics in history.history.items():
         np.testing.assert_array_equal(statistics, resumed.history[name], err_msg=name)
+
+
+def check(row: dict[str, str], folder: Path) -> None:
+    """A row meets every oracle that it can meet."""
+    trainer, history = trained(row, folder / "fit")
+    actual = values(trainer)
+    if draws_alike(row):
+        check_other_mode(row, folder / "mode", actual)
+    if has_tape(row):
+        check_tape(row, actual)
+    if is_resumable(row):
+        check_resumed(row, folder / "resume", trainer, history)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.helpers import tiny
+from tests.helpers import tiny, worker
 from tests.helpers.workers import run_workers
 
 TIMEOUT = 240
@@ -17,15 +15,14 @@ TIMEOUT = 240
 @pytest.mark.thorough
 @pytest.mark.programs
 def test_the_other_worker_ends_with_an_error_and_both_go_on(tmp_path):
-    rounds = [("checkpoint", "killed", 6), ("checkpoint", "again", 0)]
-    killed, again = run_workers("killed_worker", rounds, tmp_path, TIMEOUT)
+    heads, options = ("price", "size"), {"balancer": "EqualNorms"}
+    rounds = [(name, options, heads, "checkpoint", update) for name, update in (("killed", 6), ("again", 0))]
+    killed, again = run_workers("worker", rounds, tmp_path, TIMEOUT)
     text = (tmp_path / "0_0.log").read_text()
     assert killed == [1, -9], text[-3000:]
     assert "RuntimeError: The other workers must run until `fit` ends, but one of them has stopped. Received: " in text
     assert again == [0, 0], (tmp_path / "1_0.log").read_text()[-3000:]
-    heads = ("price", "size")
-    alone = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), heads, balancer="EqualNorms", run_eagerly=True)
-    data = tf.data.Dataset.from_tensor_slices(tiny.only(tiny.data(24), *heads)).batch(6)
+    alone, data = worker.trainer({**options, "run_eagerly": True}, heads), worker.data(heads)
     history = alone.fit(data, epochs=2, verbose=0, shuffle=False).history
     for index in range(2):
         with np.load(tmp_path / f"again_{index}.npz") as got:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -18,29 +15,8 @@ from multihead._runs.variables import values_of, variables_of
 from multihead.callbacks import Checkpoint
 from tests.helpers import tiny
 
-ROOT = Path(__file__).parents[2]
-KILLS = {"arrays": 1}
-"""How often runs of each kind are killed."""
-
-MANY_KILLS = {"arrays": 14, "mixed": 14, "windows": 14, "dataset": 12, "late": 12}
-"""How often in the long runs of docs/reliability.md, which take minutes."""
-
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64")}
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.thorough)], ids=["few", "many"])
-def test_killed_runs_end_as_the_run_that_was_never_stopped(kills, tmp_path):
-    wanted = [f"{case}={number}" for case, number in kills.items()]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.helpers.resumed", str(tmp_path / "runs"), "7", "eager", *wanted],
-        cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {case: each["differ"] for case, each in found.items()} == {case: [] for case in kills}
-    assert all(found[case]["kills"] >= number for case, number in kills.items())
 
 
 def made(units=4, heads="ab", balancer=None, optimizer="adam", run_eagerly=True):

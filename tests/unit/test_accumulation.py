@@ -1,11 +1,14 @@
-"""The accumulator for loops by hand, against the mean over all elements."""
+"""Accumulated gradients: in loops by hand, in `fit`, and where XLA compiles them."""
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from multihead import MultiHeadTrainer
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead.accumulation import GradientAccumulator
 
 RNG = np.random.default_rng(0)
@@ -99,3 +102,49 @@ def test_errors():
         accumulator.add([None, None])
     with pytest.raises(ValueError, match="`reduction` must be one of 'mean', 'sum'"):
         accumulator.add([None], reduction="median")
+
+
+def test_accumulated_batches_advance_the_states_of_a_recurrent_encoder_one_by_one():
+    """Such an encoder needs a known batch size, and its states go from each batch to the next."""
+    x, y = np.random.default_rng(0).normal(size=(6, 4, 1)).astype("float32"), np.ones([6, 1], "float32")
+    encoder, twin = keras.layers.LSTM(3, stateful=True), keras.layers.LSTM(3, stateful=True)
+    for layer in (encoder, twin):
+        layer.build((2, 4, 1))
+    for own, other in zip(twin.trainable_weights, encoder.trainable_weights, strict=True):
+        own.assign(other)
+    trainer = MultiHeadTrainer(encoder)
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", gradient_accumulation_steps=3)
+    trainer.fit(tf.data.Dataset.from_tensor_slices((x, {"a": y})).batch(2, drop_remainder=True), verbose=0)
+    for start in (0, 2, 4):
+        twin(x[start : start + 2])
+    for state, wanted in zip(encoder.states, twin.states, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(state), tf.convert_to_tensor(wanted), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (4, 0)])
+def test_sparse_sums_are_right_where_xla_compiles_them(sizes):
+    """XLA compiles for the sizes that there are, also what is left out because it is empty."""
+
+    def compute(part):
+        ids = tf.cast(part.inputs, tf.int32)
+        rows = tf.gather(tf.reshape(tf.range(10.0), [5, 2]), ids) + part.inputs[0, 0]  # as layers that read the first row
+        flat = tf.IndexedSlices(tf.reshape(rows, [-1, 2]), tf.reshape(ids, [-1]), tf.constant([5, 2]))
+        return [tf.reduce_sum(rows), flat]
+
+    @tf.function(jit_compile=True)
+    def run(batches):
+        parts = MicroBatches([MicroBatch(batch, []) for batch in batches], 3)
+        found = accumulate(compute, parts, [tf.constant([], tf.int32), tf.constant([5, 2])])
+        return found[0], tf.convert_to_tensor(found[1])
+
+    ids = [np.arange(3 * size).reshape(size, 3) % 5 for size in sizes]
+    total, table = run([tf.constant(each, tf.float32) for each in ids])
+    expected = np.zeros([5, 2])
+    for batch in ids:
+        for part in (batch[len(batch) * i // 3 : len(batch) * (i + 1) // 3] for i in range(3)):
+            for row in part:
+                for index in row:
+                    expected[index] += np.arange(10.0).reshape(5, 2)[index] + part[0, 0]
+    np.testing.assert_allclose(table, expected)
+    np.testing.assert_allclose(total, expected.sum())

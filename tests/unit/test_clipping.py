@@ -45,13 +45,6 @@ def test_clipping_is_its_formula_on_summed_rows(method, limit, in_graph):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_average_norm_is_tensorflows_own():
-    tensor = tf.constant([[0.3, -4.0], [2.0, 7.0]])
-    with tf.compat.v1.Session(graph=tf.Graph()) as session:
-        wanted = session.run(tf.compat.v1.clip_by_average_norm(tf.constant(tensor.numpy()), 0.7))
-    np.testing.assert_allclose(clipping.ByAverageNorm(0.7)([tensor])[0], wanted, rtol=1e-6)
-
-
 def test_huge_and_tiny_gradients_neither_overflow_nor_vanish():
     huge, tiny = tf.constant([3e25, 4e25]), tf.constant([3e-30, 4e-30])
     np.testing.assert_allclose(clipping.ByNorm(1.0)([huge])[0], [0.6, 0.8], rtol=1e-6)
@@ -71,10 +64,3 @@ def test_what_is_known_to_keep_gradients_finite_does(method, limit):
         assert all(np.isfinite(each).all() for given in (gradients, *([each] for each in gradients)) for each in clip(given))
     else:
         assert limit in (1e-40, 1e39)
-
-
-def test_a_limit_of_a_user_is_not_known_to_keep_gradients_finite():
-    class Own(clipping.ByNorm):
-        pass
-
-    assert not clipping.keeps_finite(Own(1.0)) and not clipping.keeps_finite(None)

@@ -119,14 +119,6 @@ def test_balance_takes_them_as_they_are(at, name):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_preference_by_head_name_needs_no_bind():
-    trainer, _ = plain()
-    found = trainer.head_gradients((X, Y), at="parameters")
-    expected = [2.0 * a + b for a, b in zip(*found.values())]
-    for one, other in zip(balancing.balance(found, balancing.Sum({"a": 2.0})), expected):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
 def test_a_loop_of_ones_own_makes_the_update_of_the_trainer():
     (loop, _), (other, _) = plain(), plain()
     for trainer in (loop, other):

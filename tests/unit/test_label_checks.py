@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
 from multihead._ground.validation import errors_in_words
-from multihead.heads import _labels
 from multihead.heads._named import new_head
 from tests.helpers import labels as reference
 from tests.helpers.cases import quick
@@ -36,102 +35,27 @@ def read(predictions, targets, sample_weight=None, mask=None, *, jit=None, check
         return weights(targets, None if sample_weight is None else tf.convert_to_tensor(sample_weight)).numpy()
 
 
+WHOLE, UNIT = r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: ", "must be from 0 to 1 for the loss 'binary_"
 VALUES = {
-    "class too large": (
-        CLASSES,
-        (None, 3),
-        [0, 3, 7],
-        None,
-        r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 3 \(2 of 3",
-    ),
-    "class below 0": (CLASSES, (None, 3), [0, -1], None, r"must be whole numbers from 0 to 2.*Received: -1 \(1 of 2"),
-    "class number with a fraction": (
-        CLASSES,
-        (None, 3),
-        [0.0, 1.5],
-        None,
-        r"must be whole numbers from 0 to 2.*Received: 1.5 ",
-    ),
-    "class of a wide dtype": (
-        CLASSES,
-        (None, 300),
-        np.array([0, 300], "int16"),
-        None,
-        r"whole numbers from 0 to 299.*Received: 300 ",
-    ),
-    "token": (CLASSES, (None, 2, 3), [[0, 1], [5, 0]], None, r"from 0 to 2.*Received: 5 \(1 of 4"),
-    "number of classes unknown": (
-        CLASSES,
-        (None, None),
-        [0, -2],
-        None,
-        r"must be whole numbers of at least 0.*Received: -2",
-    ),
-    "no probability": (
-        BINARY,
-        (None, 2),
-        [[0.0, 1.0], [0.5, 2.0]],
-        None,
-        r"must be from 0 to 1 for the loss 'binary_.*Received: 2 \(1 of 4",
-    ),
+    "class too large": (CLASSES, (None, 3), [0, 3, 7], None, WHOLE + r"3 \(2 of 3"),
+    "class number with a fraction": (CLASSES, (None, 3), [0.0, 1.5], None, WHOLE + "1.5 "),
+    "class of a wide dtype": (CLASSES, (None, 300), np.array([0, 300], "int16"), None, "from 0 to 299.*Received: 300 "),
+    "number of classes unknown": (CLASSES, (None, None), [0, -2], None, "whole numbers of at least 0.*Received: -2"),
+    "no probability": (BINARY, (None, 2), [[0.0, 1.0], [0.5, 2.0]], None, UNIT + r".*Received: 2 \(1 of 4"),
     "minus 1 in a column": (
         BINARY,
         (None, 1),
         [1, -1],
         None,
-        r"must be from 0 to 1.*Received: -1 .*Mark elements without a label by NaN",
+        UNIT + ".*Received: -1 .*Mark elements without a label by NaN",
     ),
-    "pixels": (BINARY, (None, 2), np.array([[0, 255]], "uint8"), None, r"must be from 0 to 1.*Received: 255 "),
     "hinge": ({"loss": "hinge"}, (None, 1), [1.0, 3.0], None, r"must be from -1 to 1.*Received: 3 "),
-    "one-hot": (
-        ROWS,
-        (None, 2),
-        [[0.0, 1.0], [-1.0, 1.0]],
-        None,
-        r"must be at least 0 for the loss 'categorical_.*Received: -1 ",
-    ),
-    "infinite": (
-        {"loss": "mse"},
-        (None, 1),
-        [0.0, np.inf],
-        None,
-        r"must be finite numbers for the loss 'mean_squared.*Received: inf",
-    ),
-    "part of a row": (
-        ROWS,
-        (None, 2),
-        [[0.0, 1.0], [NAN, 1.0]],
-        None,
-        r"must be missing for a whole row or not at all.*Received: nan \(1 of 4",
-    ),
-    "class weight of a fraction": (
-        {**BINARY, "class_weight": {1: 2}},
-        (None, 1),
-        [0.5],
-        None,
-        r"whole numbers.*`class_weight`.*Received: 0.5",
-    ),
-    "negative weight": (
-        CLASSES,
-        (None, 3),
-        [0, 1],
-        [1.0, -2.0],
-        r"`sample_weights\['a'\]` must be finite and at least 0.*Received: -2 \(1 of 2",
-    ),
-    "NaN as weight": (
-        {"loss": "mse"},
-        (None, 1),
-        [0.0, 1.0],
-        [NAN, 1.0],
-        r"`sample_weights\['a'\]` must be finite.*Received: nan",
-    ),
-    "infinite weight": (
-        BINARY,
-        (None, 2),
-        [[0, 1]],
-        [[1.0, np.inf]],
-        r"`sample_weights\['a'\]` must be finite.*Received: inf",
-    ),
+    "one-hot": (ROWS, (None, 2), [[0.0, 1.0], [-1.0, 1.0]], None, "at least 0 for the loss 'categorical_.*Received: -1 "),
+    "infinite": ({"loss": "mse"}, (None, 1), [0.0, np.inf], None, "must be finite numbers for the loss.*Received: inf"),
+    "part of a row": (ROWS, (None, 2), [[0, 1], [NAN, 1]], None, r"missing for a whole row or not at all.*nan \(1 of 4"),
+    "class weight of a fraction": ({**BINARY, "class_weight": {1: 2}}, (None, 1), [0.5], None, "`class_weight`.*0.5"),
+    "negative weight": (CLASSES, (None, 3), [0, 1], [1.0, -2.0], r"`sample_weights\['a'\]` must be finite.*Received: -2"),
+    "NaN as weight": ({"loss": "mse"}, (None, 1), [0.0, 1.0], [NAN, 1.0], r"`sample_weights\['a'\]` must be finite.*nan"),
 }
 
 
@@ -165,65 +89,17 @@ def test_values_that_count_for_nothing_may_be_anything():
     np.testing.assert_array_equal(found, np.ones((2, 2)))
 
 
+SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
+WEIGHTS = r"`sample_weights\['a'\]` must have the shape.*Received: shape "
 SHAPES = {
-    "vector for columns": (
-        "mse",
-        (None, 6),
-        (6,),
-        None,
-        r"`targets\['a'\]` must have the shape of the predictions, \(None, 6\).*\(6,\) for",
-    ),
-    "column for columns": (
-        "mse",
-        (None, 3),
-        (6, 1),
-        None,
-        r"targets of shape \(6, 1\) for predictions of shape \(None, 3\)",
-    ),
-    "columns for one": ("huber", (None, 1), (6, 3), None, r"targets of shape \(6, 3\) for predictions of shape \(None, 1\)"),
-    "classes for one-hot": (
-        "categorical_crossentropy",
-        (None, 3),
-        (6,),
-        None,
-        r"For class numbers choose 'sparse_categorical_crossentropy'",
-    ),
-    "one-hot for classes": (
-        "sparse_categorical_crossentropy",
-        (None, 3),
-        (6, 3),
-        None,
-        r"For one value per class choose 'categorical_",
-    ),
-    "steps": (
-        "sparse_categorical_crossentropy",
-        (None, 4, 3),
-        (6, 5),
-        None,
-        r"one class number for each prediction, shape \(None, 4\)",
-    ),
-    "weights of other rows": (
-        "mse",
-        (None, 1),
-        (6,),
-        (5,),
-        r"`sample_weights\['a'\]` must have.*\(6, 1\).*Received: shape \(5,\)",
-    ),
-    "one weight for six": (
-        "mse",
-        (None, 1),
-        (6,),
-        (1,),
-        r"`sample_weights\['a'\]` must have the shape.*Received: shape \(1,\)",
-    ),
-    "weights of columns": (
-        "categorical_crossentropy",
-        (None, 3),
-        (6, 3),
-        (6, 3),
-        r"must have the shape of the head's labels, \(6,\).*per row",
-    ),
-    "scalar weight": ("mse", (None, 1), (6,), (), r"`sample_weights\['a'\]` must have the shape.*Received: shape \(\)"),
+    "vector for columns": ("mse", (None, 6), (6,), None, r"must have the shape of the predictions, \(None, 6\).*\(6,\) for"),
+    "columns for one": ("huber", (None, 1), (6, 3), None, r"shape \(6, 3\) for predictions of shape \(None, 1\)"),
+    "classes for one-hot": (ONE_HOT, (None, 3), (6,), None, r"For class numbers choose 'sparse_categorical_crossentropy'"),
+    "one-hot for classes": (SPARSE, (None, 3), (6, 3), None, r"For one value per class choose 'categorical_"),
+    "steps": (SPARSE, (None, 4, 3), (6, 5), None, r"one class number for each prediction, shape \(None, 4\)"),
+    "one weight for six": ("mse", (None, 1), (6,), (1,), WEIGHTS + r"\(1,\)"),
+    "scalar weight": ("mse", (None, 1), (6,), (), WEIGHTS + r"\(\)"),
+    "weights of columns": (ONE_HOT, (None, 3), (6, 3), (6, 3), r"the shape of the head's labels, \(6,\).*per row"),
 }
 
 
@@ -234,19 +110,10 @@ def test_shapes_that_would_broadcast_by_accident(case):
         read(predictions, np.zeros(targets), None if weights is None else np.ones(weights), loss=loss)
 
 
-DTYPES = {
-    "negative in uint8": ("uint8", -1),
-    "large in int8": ("int8", 200),
-    "fraction in int64": ("int64", 0.5),
-    "2 in bool": ("bool", 2),
-    "-1 in bool": ("bool", -1),
-    "float16": ("float16", 1e5),
-}
-
-
-@pytest.mark.parametrize("case", DTYPES)
-def test_a_label_that_the_dtype_cannot_hold_marks_nothing(case):
-    dtype, label = DTYPES[case]
+@pytest.mark.parametrize(
+    ("dtype", "label"), [("uint8", -1), ("int8", 200), ("int64", 0.5), ("bool", 2), ("float16", 1e5), ("float16", 9999)]
+)
+def test_a_label_that_the_dtype_cannot_hold_marks_nothing(dtype, label):
     with pytest.raises(
         ValueError, match=rf"`ignore_label` of head 'a' must be a value that its targets can hold.*dtype {dtype}"
     ):
@@ -254,17 +121,10 @@ def test_a_label_that_the_dtype_cannot_hold_marks_nothing(case):
 
 
 @pytest.mark.parametrize(
-    "dtype, label, marked",
-    [
-        ("uint8", 255, 255),
-        ("bool", 0, False),
-        ("int64", -1.0, -1),
-        ("float32", -99.9, np.float32(-99.9)),
-        ("float16", -9, -9),
-    ],
+    ("dtype", "label"), [("uint8", 255), ("bool", 0), ("int64", -1.0), ("float32", -99.9), ("float16", 0.1)]
 )
-def test_a_label_that_the_dtype_holds_marks_missing_ones(dtype, label, marked):
-    targets = np.array([1, marked, 1], dtype)
+def test_a_label_that_the_dtype_holds_marks_missing_ones(dtype, label):
+    targets = np.array([1, label, 1], dtype)
     np.testing.assert_array_equal(read((None, 1), targets, loss="mse", ignore_label=label)[:, 0], [1, 0, 1])
 
 
@@ -328,17 +188,6 @@ def test_labels_without_class_weights(labels, rule):
         class_weights(labels)
 
 
-@pytest.mark.parametrize("weight", [lambda step: None, lambda step: [1.0, 2.0], lambda step: "x"])
-def test_a_function_that_gives_no_weight(weight):
-    with pytest.raises(ValueError, match="`weight` of head 'a' must give one number at each update. Received: "):
-        new_head("a", tf.identity, "mse", weight=weight)
-
-
-def test_numbers_of_numpy_are_weights():
-    for weight in (np.float32(0.5), np.array(0.5), np.float64(0.5)):
-        assert new_head("a", tf.identity, "mse", weight=weight).weight == 0.5
-
-
 def test_a_loss_of_ones_own_with_a_mask():
     def loss(y, p):
         return keras.losses.sparse_categorical_crossentropy(y, p, ignore_class=0)
@@ -366,24 +215,6 @@ def classifier():
     return trainer_of("sparse_categorical_crossentropy", 3, "softmax")
 
 
-@pytest.mark.thorough
-def test_training_and_evaluation_stop_at_such_labels(classifier):
-    bad = np.array([0, 1, 2, 9])
-    classifier.compute_gradients(data(np.array([0, 1, 2, 2])))
-    weights = [w.copy() for w in classifier.get_weights()]
-    for call in (
-        lambda: classifier.fit(*data(bad), verbose=0),
-        lambda: classifier.fit(unbatched(*data(bad)), verbose=0),
-        lambda: classifier.evaluate(*data(bad), verbose=0),
-        lambda: classifier.evaluate(unbatched(*data(bad)), verbose=0),
-        lambda: classifier.diagnose([data(bad)]),
-        lambda: classifier.compute_gradients(data(bad)),
-    ):
-        with pytest.raises(ValueError, match=r"^`targets\['a'\]` must be whole numbers from 0 to 2 .*Received: 9 \(1 of 4"):
-            call()
-    assert all((before == after).all() for before, after in zip(weights, classifier.get_weights()))
-
-
 def test_one_row_is_not_broadcast(classifier):
     x, one = reference.inputs(rows=4), np.array([1])
     with pytest.raises(
@@ -394,17 +225,6 @@ def test_one_row_is_not_broadcast(classifier):
         classifier.compute_gradients((x, {"a": one}))
     with pytest.raises(ValueError, match=r"^`sample_weights\['a'\]` must have as many rows as the targets.*\(1\) for \(4\)"):
         classifier.evaluate(unbatched(x, {"a": np.zeros(4, int)}, {"a": np.ones(1)}), verbose=0)
-
-
-def test_xla_stops_before_the_batch():
-    trainer = MultiHeadTrainer(keras.layers.Dense(4))
-    trainer.add_head("a", keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    trainer.compile("sgd", jit_compile=True)
-    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must be whole numbers from 0 to 2 .*Received: 9 \(1 of 4"):
-        trainer.fit(unbatched(*data(np.array([0, 1, 2, 9]))), verbose=0)
-    step = tf.function(lambda x, y: trainer.compute_gradients((x, {"a": y}))[0][0], jit_compile=True)
-    assert np.isfinite(step(*data(np.array([0, 1, 2, 0]))[:1], np.array([0, 1, 2, 0]))).all()
-    assert not np.isfinite(step(*data(np.array([0, 1, 2, 9]))[:1], np.array([0, 1, 2, 9]))).any()
 
 
 def test_xla_never_takes_negative_weights_or_wrong_labels_in_silence():
@@ -444,40 +264,27 @@ def test_validation_labels_are_checked_before_the_first_update(classifier):
 
 
 @pytest.mark.thorough
-def test_labels_of_arrays_are_checked_once_and_those_of_other_data_in_every_batch(monkeypatch):
-    """As long as a step without checks is not used for data that were not checked."""
-    trainer = MultiHeadTrainer(keras.layers.Dense(4))
-    trainer.add_head("a", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
-    trainer.compile("sgd")
-    sizes = []
-    of_all = _labels.find_problems
-    monkeypatch.setattr(_labels, "find_problems", lambda *a: [sizes.append(a[1].shape[0]), of_all(*a)][1])
+def test_a_step_without_checks_is_never_used_for_data_that_were_not_checked(classifier):
     (x, right), (_, wrong) = data(np.array([0, 1, 2, 0])), data(np.array([0, 1, 2, 9]))
-    weights = {"a": np.ones(4, "float32")}
 
     class AnotherBatch(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            trainer.train_on_batch(x, wrong)
+            classifier.train_on_batch(x, wrong)
 
-    def raises(call):
+    for call in (
+        lambda: classifier.train_on_batch(x, wrong),
+        lambda: classifier.fit(tf.data.Dataset.from_tensors((x, wrong)), verbose=0),
+        lambda: classifier.fit(x, right, epochs=2, verbose=0, callbacks=[AnotherBatch()]),
+        lambda: classifier.compute_gradients((x, wrong)),
+        lambda: classifier.diagnose([(x, wrong)]),
+    ):
+        classifier.fit(x, right, verbose=0)
         with pytest.raises(ValueError, match=r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 9"):
             call()
 
-    trainer.fit(x, right, sample_weight=weights, batch_size=2, epochs=2, verbose=0)
-    assert sizes == [4]
-    raises(lambda: trainer.train_on_batch(x, wrong))
-    trainer.fit(x, right, verbose=0)
-    raises(lambda: trainer.fit(tf.data.Dataset.from_tensors((x, wrong)), verbose=0))
-    trainer.compile("sgd")
-    trainer.fit(x, right, verbose=0)
-    raises(lambda: trainer.fit(x, right, epochs=2, verbose=0, callbacks=[AnotherBatch()]))
-    trainer.fit(x, right, verbose=0)
-    raises(lambda: trainer.compute_gradients((x, wrong)))
-    raises(lambda: trainer.train_step((x, {name: tf.constant(each) for name, each in wrong.items()})))
-
 
 @pytest.mark.thorough
-def test_checks_that_are_left_out_cost_nothing_and_find_nothing():
+def test_checks_that_are_left_out_find_nothing():
     """As Keras itself, which trains on any number; shapes, dtypes and the labels that are missing are found all the same."""
     trainer = MultiHeadTrainer(keras.layers.Dense(4))
     trainer.add_head("a", keras.layers.Dense(1, activation="sigmoid"), "binary_crossentropy", ignore_label=-1)
@@ -487,14 +294,9 @@ def test_checks_that_are_left_out_cost_nothing_and_find_nothing():
     assert np.isfinite(trainer.fit(x, wrong, verbose=0).history["loss"]).all()
     with pytest.raises(ValueError, match=r"`targets\['a'\]` must have the shape of the predictions"):
         trainer.fit(x, np.zeros((4, 2)), verbose=0)
-    step = tf.function(lambda y: trainer.compute_gradients((x, {"a": y}))[0][0])
-    without = [op for op in step.get_concrete_function(tf.constant(right)).graph.get_operations() if op.type == "If"]
-    actual = step(tf.constant(right)).numpy()
+    unchecked = trainer.compute_gradients((x, {"a": right}))[0][0]
     trainer.compile("sgd")
-    step = tf.function(lambda y: trainer.compute_gradients((x, {"a": y}))[0][0])
-    checked = [op for op in step.get_concrete_function(tf.constant(right)).graph.get_operations() if "If" in op.type]
-    assert len(without) < len(checked)
-    np.testing.assert_array_equal(step(tf.constant(right)).numpy(), actual)
+    np.testing.assert_array_equal(trainer.compute_gradients((x, {"a": right}))[0][0], unchecked)
 
 
 def test_a_head_gives_one_dense_tensor():
@@ -506,23 +308,6 @@ def test_a_head_gives_one_dense_tensor():
             trainer.compute_gradients(data(np.zeros((3, 4))))
 
 
-def test_none_is_no_target():
-    trainer = trainer_of("mse")
-    trainer.add_head("b", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd")
-    x = reference.inputs()
-    found = trainer.compute_gradients((x, {"a": np.zeros(8), "b": None}))
-    assert [gradient is None for gradient, _ in found] == [False] * 4 + [True] * 2
-
-
-def test_a_batch_of_ones_own_stops_in_words():
-    trainer = trainer_of(units=3, **CLASSES)
-    x, wrong = reference.inputs(), {"a": np.array([0, 1, 2, 9, 0, 0, 0, 0])}
-    for method in (trainer.train_on_batch, trainer.test_on_batch):
-        with pytest.raises(ValueError, match=r"^`targets\['a'\]` must be whole numbers from 0 to 2 .*Received: 9 \(1 of 8"):
-            method(x, wrong)
-
-
 def test_rows_are_not_columns_for_a_loss_of_ones_own():
     def squared(y, p):
         return tf.reduce_mean((y - p) ** 2, axis=-1)
@@ -530,9 +315,3 @@ def test_rows_are_not_columns_for_a_loss_of_ones_own():
     trainer = trainer_of(squared, units=8)
     with pytest.raises(ValueError, match=r"In head 'a': The loss 'squared' must take .* \(None,\) .* \(None, 8\)"):
         gradients(trainer, reference.inputs(), np.zeros(8, "float32"))
-
-
-def test_a_whole_number_that_would_be_rounded():
-    with pytest.raises(ValueError, match="ignore_label=9999.* dtype float16, which cannot hold it"):
-        read((None, 1), tf.zeros([2, 1], tf.float16), loss="mse", ignore_label=9999)
-    read((None, 1), tf.zeros([2, 1], tf.float16), loss="mse", ignore_label=0.1)

@@ -9,97 +9,12 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
 from tests.helpers import labels as reference
-from tests.helpers.cases import quick
-from tests.helpers.labels import COLUMNS, ELEMENTS, ROWS, TIME, WHOLE_ROWS, assert_same, by_tape, gradients, trainer_of
+from tests.helpers.labels import COLUMNS, ROWS, WHOLE_ROWS, assert_same, by_tape, gradients, trainer_of
 
 KERAS_3 = keras.__version__.startswith("3")
-INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-DTYPES = ("bool", *INTEGERS, "float16", "bfloat16", "float32", "float64")
-
-
-def shapes(loss):
-    """Shapes of targets, each with the time steps of the inputs and the number of units that it is for."""
-    if loss in WHOLE_ROWS:
-        return [((ROWS, COLUMNS), None, COLUMNS), ((ROWS, TIME, COLUMNS), TIME, COLUMNS)]
-    if loss in reference.CLASSES:
-        return [(shape, time, COLUMNS) for shape, time in TWO_WAYS]
-    if loss in ("binary_crossentropy", "mean_squared_error"):
-        return [*((shape, time, 1) for shape, time in TWO_WAYS), ((ROWS, COLUMNS), None, COLUMNS)]
-    return [((ROWS,), None, 1), ((ROWS, TIME, COLUMNS), TIME, COLUMNS)]
-
-
-TWO_WAYS = [((ROWS,), None), ((ROWS, 1), None), ((ROWS, TIME), TIME), ((ROWS, TIME, 1), TIME)]
-
-
-@pytest.mark.first_cases(5)
-@pytest.mark.parametrize("turns", quick(1, [[0], [1]]))
-@pytest.mark.parametrize("number, loss", list(enumerate(reference.DEFINITIONS)))
-def test_complete_labels_train_as_keras_does(number, loss, turns):
-    """Every loss and shape with some of the dtypes in turn: as Keras's own update, and as the definition of the loss."""
-    built = {}
-    for place, (shape, time, units) in enumerate(shapes(loss)):
-        x, complete = reference.inputs(time), reference.labels(loss, shape)
-        if (time, units) not in built:
-            trainer = trainer_of(loss, units, reference.activation(loss))
-            gradients(trainer, x, complete)
-            built[time, units] = trainer, reference.by_keras(trainer, loss)
-        trainer, by_keras = built[time, units]
-        for i in turns:
-            dtype = DTYPES[(2 * number + 3 * place + 5 * i) % len(DTYPES)]
-            y = tf.cast(complete % 2 if dtype == "bool" and loss in reference.CLASSES else complete, dtype)
-            seen = np.reshape(np.array(tf.cast(y, tf.float32)), (*shape[: 1 if time is None else 2], -1))
-            actual = gradients(trainer, x, y if dtype == "bfloat16" else y.numpy())
-            seen = seen[..., 0] if loss in reference.CLASSES else seen
-            assert_same(actual, by_tape(trainer, x, seen, reference.DEFINITIONS[loss]))
-            # Keras 2 normalizes the targets as they are, which integers cannot be.
-            assert_same(actual, by_keras(x, seen if loss == "cosine_similarity" else y))
 
 
 # -------------------------------------------------------------------------------------------------- missing elements
-
-
-def marked(y, dtype, seed=6):
-    """Targets of which some are missing, in every way at once: by value, by `ignore_label` and by weight."""
-    rng = np.random.default_rng(seed)
-    y, weights = y.copy(), rng.uniform(0.5, 2.0, y.shape).astype("float32")
-    lacking = rng.random(y.shape)
-    y[lacking < 0.15] = np.nan if dtype.startswith("float") else -1
-    y[(0.15 <= lacking) & (lacking < 0.3)] = -1
-    zero = (0.3 <= lacking) & (lacking < 0.4)
-    y[zero], weights[zero] = 77, 0
-    return y.astype(dtype), weights, np.where(lacking < 0.3, 0, weights)
-
-
-@pytest.mark.first_cases(5)
-@pytest.mark.parametrize("loss", ELEMENTS)
-def test_a_missing_column_costs_that_column_alone(loss):
-    trainer = trainer_of(loss, COLUMNS, reference.activation(loss), ignore_label=-1)
-    x, complete = reference.inputs(), reference.labels(loss, (ROWS, COLUMNS))
-    for dtype in ("float32", "int8"):
-        y, given, weights = marked(complete, dtype)
-        clean = np.where(weights > 0, complete, 0)
-        assert 0 < (weights.min(axis=1) > 0).sum() < (weights.max(axis=1) > 0).sum()  # some rows are whole, some are not
-        assert_same(gradients(trainer, x, y, given), by_tape(trainer, x, clean, ELEMENTS[loss], weights))
-        # Weights of rows: what is missing by itself stays missing.
-        y[given == 0] = -1
-        rows = given.max(axis=1)
-        expected = by_tape(trainer, x, clean, ELEMENTS[loss], np.where(weights > 0, rows[:, None], 0))
-        assert_same(gradients(trainer, x, y, rows), expected)
-        assert_same(gradients(trainer, x, y, rows[:, None]), expected)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("loss", [*WHOLE_ROWS, *reference.CLASSES])
-def test_a_loss_over_rows_misses_whole_rows(loss):
-    trainer = trainer_of(loss, COLUMNS, reference.activation(loss), ignore_label=-1)
-    x, complete = reference.inputs(), reference.labels(loss, (ROWS, COLUMNS) if loss in WHOLE_ROWS else (ROWS,))
-    given, y = np.linspace(0.5, 2, ROWS).astype("float32"), complete.copy()
-    y[1], y[4], y[6], given[6] = np.nan, -1, 77, 0
-    weights = np.where(np.isin(np.arange(ROWS), [1, 4, 6]), 0, given)
-    expected = by_tape(trainer, x, complete, reference.DEFINITIONS[loss], weights)
-    assert_same(gradients(trainer, x, y, given), expected)
-    y[1] = -1
-    assert_same(gradients(trainer, x, y.astype("int16"), given[:, None]), expected)
 
 
 def test_twelve_columns_are_twelve_heads_by_their_share_of_the_labels():
@@ -191,41 +106,6 @@ def test_a_loss_of_ones_own_says_by_its_values_what_its_elements_are(loss):
     y[3, 1] = np.nan
     with pytest.raises(ValueError, match=r"`targets\['a'\]` must be missing for a whole row.*nan \(1 of 24 values"):
         gradients(trainer, x, y)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
-def test_one_column_without_its_axis(shape):
-    x, y = reference.inputs(), reference.labels("mean_squared_error", shape)
-    for loss in (mean_squared, squared):
-        trainer = trainer_of(loss)
-        actual = gradients(trainer, x, y)
-        assert_same(actual, by_tape(trainer, x, y.reshape(-1, 1), squared))
-        assert_same(actual, reference.by_keras(trainer, loss)(x, y))
-
-
-@pytest.mark.thorough
-def test_predictions_of_unknown_width_are_trained_as_keras_does():
-    encoder = keras.layers.Dense(4, activation="tanh")
-
-    class Wide(keras.layers.Dense):
-        def call(self, inputs):
-            outputs = super().call(inputs)
-            return tf.reshape(outputs, tf.stack([tf.shape(outputs)[0], tf.shape(outputs)[1] + tf.shape(inputs)[1] - 4]))
-
-    x = reference.inputs()
-    for units, shapes in ((1, [(ROWS,), (ROWS, 1)]), (3, [(ROWS, 3)])):
-        trainer = MultiHeadTrainer(encoder)
-        trainer.add_head("a", Wide(units), "mse")
-        trainer.compile("sgd")
-        for shape in shapes:
-            y = reference.labels("mean_squared_error", shape)
-            signature = (tf.TensorSpec([None, 5]), {"a": tf.TensorSpec([None] * len(shape))})
-            step = tf.function(lambda x, t, trainer=trainer: trainer.compute_gradients((x, t)), input_signature=signature)
-            actual = [np.array(tf.convert_to_tensor(g)) for g, _ in step(x, {"a": y})]
-            assert_same(actual, by_tape(trainer, x, y.reshape(ROWS, -1), squared))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must have the sizes of the head.*s predictions"):
-        step(x, {"a": np.zeros((ROWS, 2), "float32")})
 
 
 def test_ignore_class_is_kerass_own():

@@ -11,50 +11,9 @@ from multihead import MultiHeadTrainer
 from multihead.heads._metrics import resolve_metric
 from multihead.heads._named import new_head
 
-KERAS_3 = keras.__version__.startswith("3")
 metrics = keras.metrics
 ROWS, TIME, COLUMNS = 40, 3, 4
 RNG = np.random.default_rng(0)
-
-OVER_ELEMENTS = {
-    "accuracy": lambda: metrics.Accuracy(),
-    "binary": lambda: metrics.BinaryAccuracy(threshold=0.4),
-    "crossentropy": lambda: metrics.BinaryCrossentropy(),
-    "hinge": lambda: metrics.Hinge(),
-    "squared_hinge": lambda: metrics.SquaredHinge(),
-    "logcosh": lambda: metrics.LogCoshError(),
-    "mae": lambda: metrics.MeanAbsoluteError(),
-    "mse": lambda: metrics.MeanSquaredError(),
-    "mape": lambda: metrics.MeanAbsolutePercentageError(),
-    "msle": lambda: metrics.MeanSquaredLogarithmicError(),
-    "poisson": lambda: metrics.Poisson(),
-    "rmse": lambda: metrics.RootMeanSquaredError(),
-    "iou": lambda: metrics.BinaryIoU(dtype="float32"),
-    "auc": lambda: metrics.AUC(num_thresholds=20),
-    "precision": lambda: metrics.Precision(),
-    "recall": lambda: metrics.Recall(thresholds=0.3),
-    "positives": lambda: metrics.TruePositives(),
-    "negatives": lambda: metrics.FalseNegatives(),
-    "at": lambda: metrics.SensitivityAtSpecificity(0.5, num_thresholds=20),
-    "wrapped": lambda: metrics.MeanMetricWrapper(keras.losses.mean_absolute_error),
-}
-OVER_ROWS = {
-    "accuracy": lambda: metrics.CategoricalAccuracy(),
-    "crossentropy": lambda: metrics.CategoricalCrossentropy(),
-    "hinge": lambda: metrics.CategoricalHinge(),
-    "cosine": lambda: metrics.CosineSimilarity(),
-    "divergence": lambda: metrics.KLDivergence(),
-    "top": lambda: metrics.TopKCategoricalAccuracy(2),
-    "precision": lambda: metrics.Precision(top_k=2),
-    "f1": lambda: metrics.F1Score(),
-    "wrapped": lambda: metrics.MeanMetricWrapper(lambda y, p: tf.reduce_max(tf.abs(tf.cast(y, p.dtype) - p), axis=-1)),
-}
-OVER_CLASSES = {
-    "accuracy": lambda: metrics.SparseCategoricalAccuracy(),
-    "crossentropy": lambda: metrics.SparseCategoricalCrossentropy(),
-    "top": lambda: metrics.SparseTopKCategoricalAccuracy(2),
-    "iou": lambda: metrics.MeanIoU(COLUMNS, sparse_y_pred=False, dtype="float32"),
-}
 
 
 def results(made, loss, targets, predictions, sample_weight=None, ignore_label=-1, **options):
@@ -70,89 +29,11 @@ def results(made, loss, targets, predictions, sample_weight=None, ignore_label=-
     return {name: np.array(metric.result()) for name, metric in zip(made, head.metrics)}
 
 
-def expected(make, targets, predictions, weights):
-    metric = make()
-    metric.update_state(targets.astype("float32"), predictions, sample_weight=weights)
-    return np.array(metric.result())
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("dtype", ["float64", "int64", "bool", "uint8"])
-def test_one_column_without_its_axis(dtype):
-    y, p = RNG.integers(0, 2, ROWS).astype(dtype), RNG.random((ROWS, 1)).astype("float32")
-    weights = RNG.random(ROWS).astype("float32")
-    made = {name: make() for name, make in OVER_ELEMENTS.items()}
-    ignore = -1 if dtype in ("float64", "int64") else None
-    if ignore is not None:
-        y[3:9], counted = -1, np.r_[0:3, 9:ROWS]
-    else:
-        weights[3:9], counted = 0, np.arange(ROWS)
-    found = results(made, "binary_crossentropy", y, p, weights, ignore)
-    for name, make in OVER_ELEMENTS.items():
-        wanted = expected(make, y[counted][:, None], p[counted], weights[counted])
-        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, err_msg=name)
-
-
-def test_columns_of_which_some_are_missing():
-    y, p = RNG.integers(0, 2, (ROWS, COLUMNS)).astype("float32"), RNG.random((ROWS, COLUMNS)).astype("float32")
-    y[RNG.random(y.shape) < 0.3] = np.nan
-    weights, there = RNG.random(y.shape).astype("float32"), ~np.isnan(y)
-    others = {f"of {k}": metrics.Precision(class_id=k, thresholds=0.4, name=f"of_{k}") for k in (0, 2)}
-    others["columns"] = metrics.AUC(num_thresholds=20, multi_label=True, num_labels=COLUMNS)
-    found = results({name: make() for name, make in OVER_ELEMENTS.items()}, "binary_crossentropy", y, p, weights)
-    for name, make in OVER_ELEMENTS.items():
-        wanted = expected(make, y[there][:, None], p[there][:, None], weights[there])
-        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, err_msg=name)
-    whole = there.all(axis=1)
-    assert 2 < whole.sum() < ROWS
-    found = results({name: make() for name, make in OVER_ROWS.items()}, "binary_crossentropy", y, p, weights)
-    for name, make in OVER_ROWS.items():
-        wanted = expected(make, y[whole], p[whole], weights[whole].mean(axis=1))
-        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, err_msg=name)
-    found = results(others, "binary_crossentropy", y, p, weights)
-    areas = [
-        expected(OVER_ELEMENTS["auc"], y[there[:, k], k], p[there[:, k], k], weights[there[:, k], k]) for k in range(COLUMNS)
-    ]
-    np.testing.assert_allclose(found["columns"], np.mean(areas), rtol=1e-5)
-    for k in (0, 2):
-        here = there[:, k]
-        wanted = expected(lambda: metrics.Precision(thresholds=0.4), y[here, k], p[here, k], weights[here, k])
-        np.testing.assert_allclose(found[f"of {k}"], wanted, rtol=1e-5)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1), (ROWS, TIME)])
-def test_class_numbers(shape):
-    y = RNG.integers(0, COLUMNS, shape)
-    p = RNG.random((*shape[:1], *shape[1:2], COLUMNS) if shape[-1] == TIME else (ROWS, COLUMNS)).astype("float32")
-    p /= p.sum(axis=-1, keepdims=True)
-    y[2:7] = -1
-    found = results({name: make() for name, make in OVER_CLASSES.items()}, "sparse_categorical_crossentropy", y, p)
-    flat = np.ravel(y) >= 0
-    for name, make in OVER_CLASSES.items():
-        wanted = expected(make, np.ravel(y)[flat], p.reshape(-1, COLUMNS)[flat], None)
-        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, err_msg=name)
-
-
 def test_classes_do_not_weigh_in_metrics():
     y, p = RNG.integers(0, 2, (ROWS, 2)), RNG.random((ROWS, 2)).astype("float32")
     given = RNG.random(ROWS).astype("float32")
     found = results({"mae": metrics.MeanAbsoluteError()}, "binary_crossentropy", y, p, given, class_weight={0: 3.0, 1: 0.5})
     assert found["mae"] == pytest.approx(np.average(abs(y - p).mean(axis=1), weights=given), rel=1e-5)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float64"])
-@pytest.mark.parametrize("named", ["accuracy", "acc"])
-def test_accuracy_on_one_column_in_training(dtype, named):
-    """On targets of shape `[batch]`, which fail in the metric itself on Keras 2."""
-    trainer = MultiHeadTrainer(keras.layers.Dense(3, activation="tanh"))
-    trainer.add_head("a", keras.layers.Dense(1, activation="sigmoid"), "binary_crossentropy", metrics=[named])
-    trainer.compile("sgd", run_eagerly=True)
-    x, y = RNG.normal(size=(ROWS, 5)).astype("float32"), RNG.integers(0, 2, ROWS).astype(dtype)
-    logged = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
-    predictions = trainer.predict(x, verbose=0)["a"][:, 0]
-    assert logged[f"a_{named}"] == pytest.approx(np.mean((predictions > 0.5) == y))
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,6 @@ def by_us(optimizer, gradients, targets):
     apply_reduced_gradients(tf.distribute.get_strategy(), optimizer, gradients, targets)
 
 
-def scheduled():
-    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
-
-
 @pytest.mark.first_cases(3)
 @pytest.mark.parametrize("name", optimizer_names())
 def test_it_is_keras_own_application_bit_for_bit(name):
@@ -82,64 +78,5 @@ def test_slots_that_belong_to_no_variable_are_an_error():
         build_optimizer(Own(), variables())
 
 
-@pytest.mark.parametrize("in_graph", [True, False])
-def test_a_schedule_gives_each_update_its_own_rate(in_graph):
-    found, wanted = (trained(keras.optimizers.SGD(scheduled()), each, in_graph) for each in (by_us, by_keras))
-    np.testing.assert_array_equal(found[0], wanted[0])
-    total = sum(0.1 * 0.5**i * gradients[0] for i, gradients in enumerate(STEPS))
-    np.testing.assert_allclose(found[0], VALUES[0] - total, rtol=1e-5)
-
-
 def tensor(variable):
     return tf.convert_to_tensor(tensor_variable(variable))
-
-
-class Decays(keras.optimizers.SGD):
-    """An update of a user's own that changes the learning rate."""
-
-    def update_step(self, gradient, variable, *rate):
-        tensor_variable(variable).assign_sub(tensor(self.learning_rate) * gradient)
-        tensor_variable(self.learning_rate).assign(tensor(self.learning_rate) * 0.9)
-
-
-class InFunction(keras.optimizers.SGD):
-    """One that is a function of its own, traced once."""
-
-    @tf.function
-    def update_step(self, gradient, variable, *rate):
-        rate = tensor(self.learning_rate) * (1.0 + tf.cast(tensor(self.iterations), tf.float32))
-        tensor_variable(variable).assign_sub(rate * gradient)
-
-
-class ByName(keras.optimizers.SGD):
-    """One that passes arguments by name."""
-
-    def _distributed_tf_update_step(self, distribution, pairs, learning_rate):
-        for gradient, variable in pairs:
-            self.update_step(gradient=gradient, variable=variable, learning_rate=learning_rate)
-
-
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize("made", [Decays, InFunction, ByName])
-@pytest.mark.parametrize("in_graph", [True, False])
-def test_updates_of_a_user_are_left_alone(made, in_graph):
-    # Keras 3 cannot pass a rate that is a variable to a `tf.function` in a graph.
-    rates = (scheduled() if made is InFunction else 0.1 for _ in range(2))
-    applications = zip((by_us, by_keras), rates)
-    found, wanted = (trained(made(rate), apply, in_graph) for apply, rate in applications)
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-def test_an_update_that_was_set_on_the_optimizer_stays():
-    optimizer, targets, calls = keras.optimizers.SGD(), variables(), []
-    build_optimizer(optimizer, targets)
-    object.__setattr__(optimizer, "update_step", lambda *given: calls.append(given))
-    for _ in range(2):
-        by_us(optimizer, [tf.ones_like(each) for each in targets], targets)
-    assert len(calls) == 2 * len(targets)
-
-
-def test_a_name_that_is_none_of_an_optimizer_is_an_error_of_keras():
-    with pytest.raises(ValueError, match="nonsense"):
-        get_optimizer("nonsense")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import keras
 import pytest
 
 from multihead import balancing, clipping, schedules, weighting
 from multihead._ground.keras import KERAS_3
-from multihead._trainer.options import CompileOptions, check_optimizer
-from multihead.balancing._kinds import Every, every
+from multihead._trainer.options import CompileOptions
 from tests.helpers import tiny
 
 PLAIN = {
@@ -43,14 +41,6 @@ def test_names_become_methods_that_know_the_heads():
     assert isinstance(found.head_schedule, schedules.Together)
     assert found.weighting.head_names == found.balancer.head_names == found.head_schedule.head_names == ("a", "b")
     assert set(vars(found)) == set(PLAIN)
-
-
-def test_only_balance_every_wraps_the_balancer():
-    found = checked(balancer="MGDA")
-    assert every(found.balancer, found.balance_every) is found.balancer
-    found = checked(balancer="MGDA", balance_every=3)
-    wrapped = every(found.balancer, found.balance_every)
-    assert isinstance(wrapped, Every) and wrapped.balancer is found.balancer and wrapped.head_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -110,19 +100,3 @@ def test_what_tensorflow_cannot_run_on_several_replicas_is_refused(two_replicas)
         else:
             trainer.compile("sgd", steps_per_execution=2)
         trainer.compile("sgd", steps_per_execution=2, run_eagerly=True)
-
-
-def test_the_optimizer_must_leave_clipping_to_the_trainer():
-    assert isinstance(check_optimizer("adam"), keras.optimizers.Adam)
-    with pytest.raises(ValueError, match=r"with clipnorm=1.0. Omit this option and pass `clip=clipping.ByNorm\(1.0\)`"):
-        check_optimizer(keras.optimizers.Adam(clipnorm=1.0))
-    with pytest.raises(
-        ValueError,
-        match="`optimizer` must be a Keras optimizer, its name or its configuration; .*Received: optimizer='adem'. Did you mean 'adam'",
-    ):
-        check_optimizer("adem")
-
-
-@pytest.mark.parametrize("name", ["adamw", "AdamW", "lion", "adafactor", "sgd"])
-def test_optimizers_by_name(name):
-    assert type(check_optimizer(name)).__name__.lower() == name.lower()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from multihead import plots
-from multihead._display.drawing import spread
 
 HEADS = ("price", "size", "kind")
 
@@ -84,33 +83,12 @@ def test_heads_that_came_and_went_are_drawn(tmp_path):
 def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name):
     figure = getattr(plots, name)(ledger)
     texts = texts_of(figure)
-    words = " ".join(text.get_text() for text in texts)
-    assert all(head in words for head in (("price", "kind") if name == "layers" else HEADS))
+    shown = " ".join(text.get_text() for text in texts)
+    assert all(head in shown for head in (("price", "kind") if name == "layers" else HEADS))
     assert figure.axes[0].get_title(loc="left") and figure.axes[0].get_legend() is None
     boxes = [text.get_window_extent() for text in texts]
     assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
     assert figure.bbox.y0 <= min(box.y0 for box in boxes) and max(box.x1 for box in boxes) <= figure.bbox.x1
-
-
-def test_heat_map_shows_the_means_of_cosines(ledger):
-    texts = {text.get_text() for text in texts_of(plots.cosines(plots.read(ledger)))}
-    assert {"-0.25", "+0.75", "+0.50", "update"} < texts
-
-
-def test_losses_are_relative_to_their_start(ledger):
-    texts = [text.get_text() for text in texts_of(plots.losses(ledger))]
-    (size,) = [text for text in texts if text.startswith("size: ")]
-    assert 90 < int(size.split()[1].rstrip("%")) < 110
-    (kind,) = [text for text in texts if text.startswith("kind: ")]
-    assert float(kind.split()[1].rstrip("%")) < 10
-
-
-def test_labels_are_moved_apart_as_little_as_possible():
-    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
-    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-    found = np.array(spread([0.5, 0.52, 0.1, 0.51], 0.1))
-    assert np.diff(found[[2, 0, 3, 1]]).min() > 0.1 - 1e-9 and found[2] == 0.1
-    assert found[[0, 1, 3]].mean() == pytest.approx(0.51)
 
 
 @pytest.mark.thorough
@@ -176,31 +154,6 @@ def test_a_history_is_drawn_by_epoch_without_smoothing():
     assert "price: 12% of 8" in {text.get_text() for text in texts_of(figure)}
 
 
-def test_a_resumed_history_begins_where_it_did():
-    figure = plots.norms(history(FITTED, range(6, 10)))
-    assert figure.axes[0].lines[0].get_xdata().tolist() == [7, 8, 9, 10]
-
-
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize("name", ["losses", "weights", "norms", "shares", "cosines", "layers"])
-def test_several_runs_are_drawn_below_each_other(ledger, tmp_path, name):
-    given = [history(FITTED), ledger, plots.read(ledger)]
-    figure = getattr(plots, name)(given)
-    titles = [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")]
-    names = ["run 1", "run 2"] if name in ("weights", "layers") else ["history", "run 1", "run 2"]  # those that have it
-    assert [each.split(":")[0] for each in titles] == names
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for axis in figure.axes for text in axis.texts]
-    assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
-
-
-@pytest.mark.programs
-def test_the_command_draws_several_ledgers(ledger, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), str(ledger), "--output", str(tmp_path)])
-    runpy.run_module("multihead", run_name="__main__")
-    assert len(capsys.readouterr().out.split()) == 6
-
-
 @pytest.mark.parametrize(
     ("run", "error", "message"),
     [
@@ -213,9 +166,3 @@ def test_the_command_draws_several_ledgers(ledger, tmp_path, capsys, monkeypatch
 def test_what_is_no_run(run, error, message):
     with pytest.raises(error, match=message):
         plots.losses(run)
-
-
-@pytest.mark.parametrize(("picture", "what"), [("norms", "norms"), ("shares", "shares")])
-def test_a_run_without_telemetry(picture, what):
-    with pytest.raises(ValueError, match=f"`run` must have {what}. Received: a run without. Train with"):
-        getattr(plots, picture)(history({"a_loss": [1.0] * 4}))

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from multihead import schedules
 from multihead._ground.random import normal, uniform
 from tests.helpers.draws import at_steps
 
@@ -32,12 +31,3 @@ def test_the_same_in_every_mode_and_for_every_length():
             run = tf.function(lambda update, draw=draw: draw([3, 4], -5, update), jit_compile=is_compiled)
             np.testing.assert_allclose(run(tf.constant(2, tf.int64)), plain, atol=1e-6)
         np.testing.assert_allclose(tf.reshape(draw([100], -5, 2)[:12], [3, 4]), plain, atol=1e-6)
-
-
-def test_sampled_heads_are_the_same_under_xla():
-    schedule = schedules.Sample({"a": 1, "b": 3}, seed=4)
-    schedule.bind(["a", "b"])
-    drawn = at_steps(schedule.active, 400, tf.bool)
-    np.testing.assert_array_equal(drawn[:50], at_steps(schedule.active, 50, tf.bool, jit_compile=True))
-    assert (drawn.sum(axis=1) == 1).all()
-    assert drawn[:, 0].mean() == pytest.approx(0.25, abs=0.07)

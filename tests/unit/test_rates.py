@@ -115,24 +115,6 @@ def test_a_pattern_is_found_in_a_path():
         ByPath({"low": 0}).factors(tf.identity, [])
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "encoder_learning_rate_multiplier",
-        "encoder_weight_decay_multiplier",
-        "learning_rate_multiplier",
-        "weight_decay_multiplier",
-    ],
-)
-def test_a_pattern_is_checked_when_the_variables_are_known(argument):
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    rate = {argument: Stages({0: 1, 5: ByPath({"kernle": 0})})}
-    trainer.add_head("a", keras.layers.Dense(1), "mse", **({} if "encoder" in argument else rate))
-    trainer.compile(keras.optimizers.AdamW(), **(rate if "encoder" in argument else {}))
-    with pytest.raises(ValueError, match="Received: 'kernle'.*Did you mean 'kernel'"):
-        trainer.compute_gradients((tf.ones([2, 2]), {"a": tf.ones([2, 1])}))
-
-
 @keras.saving.register_keras_serializable(package="tests")
 def half(path):
     return 0.5

@@ -45,14 +45,6 @@ def test_layers_of_keras_become_what_they_compute(make):
     np.testing.assert_allclose((y - np.array(found.mean)) / np.array(found.deviation), layer(y), rtol=1e-5)
 
 
-def test_a_normalization_without_numbers_learns_them():
-    assert scaling.get(keras.layers.Normalization()).get_config() == scaling.Standardize().get_config()
-    one, built = keras.layers.Normalization(axis=None), keras.layers.Normalization()
-    built.build((None, 2))
-    assert scaling.get(one).learns and not scaling.get(one).by_column
-    assert scaling.get(built).learns and scaling.get(built).by_column
-
-
 def test_logarithms_and_back():
     log = scaling.Log(2.0)
     labels = np.array([-1.5, 0.0, 1e6])

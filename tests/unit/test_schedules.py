@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
 from multihead._method import Observation
+from tests.helpers import tiny
 from tests.helpers.draws import at_steps
 
 
@@ -101,9 +102,35 @@ def test_errors(case):
         action()
 
 
-def test_a_built_schedule_can_be_bound_again():
-    schedule = schedules.WhileConflicting()
-    for _ in range(2):
-        schedule.bind(["a", "b"])
-        schedule.build((2,))
-    assert schedule.active(tf.constant(0, tf.int64)).numpy().tolist() == [True, True]
+class Watching(schedules.Schedule):
+    """All heads, and everything that an update shows."""
+
+    always_all = True
+    uses = ("gramian", "losses", "losses_after")
+
+    def active(self, step):
+        return tf.ones([self.num_heads], tf.bool)
+
+    def observe(self, update, applied):
+        self.seen = (update, applied)
+
+
+def test_methods_are_told_the_step_the_losses_before_and_after_and_the_inner_products():
+    inputs, targets = tiny.data(8, missing=False)
+    schedule = Watching()
+    trainer = tiny.trainer(keras.optimizers.SGD(0.1), head_schedule=schedule, run_eagerly=True)
+    for step in range(2):
+        before = [
+            trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads
+        ]
+        trainer.fit(inputs, targets, batch_size=8, verbose=0, shuffle=False)
+        after = [
+            trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads
+        ]
+        update, applied = schedule.seen
+        assert bool(applied) and int(update.step) == step and update.active.numpy().all()
+        weights = np.array(list(tiny.WEIGHTS.values()))
+        np.testing.assert_allclose(update.losses, weights * before, rtol=1e-5)
+        np.testing.assert_allclose(update.losses_after, weights * after, rtol=1e-5)
+        assert update.gramian.shape == (3, 3) and (np.diag(update.gramian) > 0).all()
+        np.testing.assert_allclose(update.norms, np.sqrt(np.diag(update.gramian)), rtol=1e-6)

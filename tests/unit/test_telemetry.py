@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules, telemetry
 from multihead.heads import _metrics
-from multihead.telemetry import _logs
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -126,46 +125,3 @@ def test_heads_that_read_no_common_tensor_have_no_cosine_at_the_representation()
 def test_losses_alone_on_request():
     logs = logs_of_one_update(trainer(telemetry=None))
     assert set(logs) == {"loss", "price_loss", "size_loss", "price_weight", "size_weight", "skipped_updates"}
-
-
-def test_nothing_is_recorded_without_telemetry():
-    model = MultiHeadTrainer(keras.layers.Dense(4))
-    model.add_head("price", keras.layers.Dense(1), "mse")
-    model.compile("sgd", telemetry=None)
-    model.compute_gradients((X, {"price": TARGETS["price"]}))
-    assert (
-        model.log_metrics.columns == []
-        and not hasattr(model.log_metrics.sums, "latest")
-        and model._built.spec.way.measure is None
-    )
-
-
-def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
-    model = trainer()
-    bad = {**TARGETS, "size": np.full_like(TARGETS["size"], 3e38)}  # with its weight of 2, even the gradient overflows
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.* from head 'size'"):
-        logs = logs_of_one_update(model, bad)
-    assert logs["skipped_updates"] == 1 and logs["price_updates"] == 0 and logs["price_norm"] == 0
-
-
-def test_one_entry_makes_a_further_figure(monkeypatch):
-    largest = telemetry.Statistic("largest", lambda update: tf.reduce_max(update.counts), None, "update")
-    twice = telemetry.Statistic("twice", lambda update: 2.0 * update.counts, "norms")
-    monkeypatch.setattr(_logs, "STATISTICS", (*telemetry.STATISTICS, largest, twice))
-    logs = logs_of_one_update(trainer())
-    assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
-    assert "price_twice" not in logs_of_one_update(trainer(telemetry=None))
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("policy", ["float64", "float16"])
-def test_statistics_are_float32_whatever_the_policy(policy):
-    keras.mixed_precision.set_global_policy(policy)
-    made = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
-    made.add_head("price", keras.layers.Dense(1), "mse", metrics=["mae"])
-    made.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
-    history = made.fit(X, {"price": TARGETS["price"]}, verbose=0).history
-    assert np.isfinite(history["price_norm"]).all() and np.isfinite(history["price_mae"]).all()
-    ours = [metric for metric in made.metrics if not metric.name.endswith("mae")]
-    dtypes = {tf.as_dtype(str(getattr(variable.dtype, "name", variable.dtype))) for m in ours for variable in m.variables}
-    assert dtypes == {tf.float32}

@@ -106,11 +106,6 @@ def test_checks_say_what_they_checked():
     assert repr(of_weighting) == f"GeometricMean: {len(of_weighting.checks)} checks, 2 heads"
 
 
-def test_a_schedule_without_a_method_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match=r"`Schedule` must implement `active\(step\)`"):
-        schedules.Schedule().active(tf.constant(0))
-
-
 def test_a_schedule_with_a_state_belongs_to_its_heads():
     schedule = Turns()
     schedule.bind(["a", "b"])

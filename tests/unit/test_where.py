@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground.tensors import where
-from tests.helpers.sources import sources
 
 pytestmark = pytest.mark.mathematics
 
@@ -33,25 +31,6 @@ def test_it_is_numpys_choice(dtype):
             np.testing.assert_array_equal(found.numpy(), wanted)
 
 
-def test_it_is_numpys_choice_of_tensors_of_unknown_shapes():
-    unknown = tf.function(where, input_signature=[tf.TensorSpec(None, each) for each in ("bool", "float32", "float32")])
-    for shapes in itertools.product(SHAPES, repeat=3):
-        condition = tf.constant(np.arange(np.prod(shapes[0], dtype=int)).reshape(shapes[0]) % 2 == 0)
-        arguments = condition, values(shapes[1], "float32", 1), values(shapes[2], "float32", 100)
-        np.testing.assert_array_equal(unknown(*arguments), np.where(*(each.numpy() for each in arguments)))
-
-
-@pytest.mark.parametrize("number", [0.0, 2.5, float("nan"), float("inf")])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_number_stands_for_a_tensor_of_it(shape, number):
-    for condition in (tf.constant(True), tf.constant(False), tf.fill(shape, True)):
-        given = values(shape, "float64", 1)
-        for arguments in ((condition, given, number), (condition, number, given)):
-            found = where(*arguments)
-            np.testing.assert_array_equal(found, np.where(*(np.asarray(each) for each in arguments)))
-            assert found.dtype == tf.float64 and found.shape == given.shape
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_gradients_flow_to_what_was_chosen(jit_compile):
     @tf.function(jit_compile=jit_compile)
@@ -65,27 +44,3 @@ def test_gradients_flow_to_what_was_chosen(jit_compile):
         arguments = tf.constant(condition), tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, np.inf, 6.0])
         for found, wanted in zip(gradients(where, *arguments), gradients(tf.where, *arguments)):
             np.testing.assert_array_equal(found, wanted)
-
-
-def types(*arguments):
-    graph = tf.function(where).get_concrete_function(*arguments).graph
-    return {each.type for each in graph.get_operations() if each.type.startswith("Select")}
-
-
-def test_the_operation_that_broadcasts_is_taken_only_where_that_is_needed():
-    row, matrix = tf.constant([1.0, 2.0]), tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    assert types(tf.constant(True), matrix, matrix) == types(tf.constant([True, False]), row, row) == {"Select"}
-    assert types(tf.constant(True), matrix, 0.0) == types(tf.constant([True, False]), 0.0, row) == {"Select"}
-    assert types(tf.constant([True, False]), matrix, matrix) == types(tf.constant(True), matrix, row) == {"SelectV2"}
-    assert types(tf.TensorSpec([None], tf.bool), tf.TensorSpec([None]), 0.0) == {"SelectV2"}
-
-
-def test_every_choice_is_made_by_it():
-    slow = []
-    for path in sources("multihead"):
-        calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
-        number = [
-            call.lineno for call in calls if ast.unparse(call.func) == "tf.where" and len(call.args) + len(call.keywords) > 1
-        ]
-        slow += [f"{path}:{line}" for line in number if path.name != "tensors.py"]
-    assert not slow, f"use `where` of `multihead._ground.tensors` instead of `tf.where`: {slow}"

@@ -37,13 +37,6 @@ def test_sparse_rows_that_repeat_are_summed_and_none_is_zero():
     assert balance([[None], [None]], "upgrad") == [None]
 
 
-@pytest.mark.mathematics
-def test_dtypes_are_kept():
-    half = balance([[tf.constant([1.0, 2.0], tf.float16)], [tf.constant([1.0, -2.0], tf.float16)]], "sum")[0]
-    double = balance([[tf.constant([1.0], tf.float64)], [tf.constant([2.0], tf.float64)]], "sum")[0]
-    assert half.dtype == tf.float16 and double.dtype == tf.float64
-
-
 def test_in_a_custom_loop_with_state_and_a_count():
     balancer, update = balancing.MetaBalance(relax=1.0), tf.Variable(0, dtype=tf.int64)
     weights = tf.Variable([[1.0], [2.0]])
@@ -62,15 +55,6 @@ def test_in_a_custom_loop_with_state_and_a_count():
         combined, ((first,), (second,)) = step(tf.constant([[1.0, 1.0], [0.5, -1.0]]))
         expected = first + second * np.linalg.norm(first) / np.linalg.norm(second)
         np.testing.assert_allclose(combined, expected, rtol=1e-5)
-
-
-@pytest.mark.mathematics
-def test_every_method_runs_in_a_custom_loop():
-    rows = zoo.matrix("conflicting", 3)
-    for name in balancing.__all__:
-        if name not in ("Balancer", "balance", "get"):
-            results = balance(pieces(rows), name, step=3, losses=[1.0, 2.0, 3.0])
-            assert all(np.isfinite(each).all() for each in results), name
 
 
 @pytest.mark.mathematics

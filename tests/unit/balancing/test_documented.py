@@ -37,8 +37,3 @@ def test_methods_are_built_without_arguments_and_take_at_most_six(method):
 def test_files_are_short():
     for path in pathlib.Path(balancing.__file__).parent.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 350, path.name
-
-
-def test_the_package_offers_what_it_lists():
-    assert sorted(balancing.__all__) == sorted(set(balancing.__all__))
-    assert {method.__name__ for method in METHODS} <= set(dir(balancing))

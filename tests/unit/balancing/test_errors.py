@@ -78,17 +78,6 @@ def test_ranges_of_arguments():
             make()
 
 
-def test_meta_balance_target():
-    with pytest.raises(ValueError, match=r"`target` must name only heads: 'prise' is not a head"):
-        balancing.MetaBalance("prise").bind(NAMES)
-    for target in (2, -1, "price", 0.5):
-        with pytest.raises(ValueError, match=r"`target` must be the index of a row.*Received: target=.* with 2 heads\."):
-            balancing.MetaBalance(target)(ROWS)
-    named = balancing.MetaBalance("price", relax=1.0)
-    named.bind(NAMES)
-    np.testing.assert_allclose(np.linalg.norm(named([[3.0, 0.0], [0.0, 5.0]])), np.sqrt(50), rtol=1e-6)
-
-
 LIMITED = [name for name in balancing.__all__ if getattr(getattr(balancing, name), "max_heads", None) is not None]
 
 
@@ -100,14 +89,6 @@ def test_too_many_heads(name):
         ValueError, match=rf"`{name}` supports 1 to {most} heads\. Received: num_heads={most + 1}\. Merge some heads"
     ):
         getattr(balancing, name)().build((most + 1, None))
-
-
-def test_methods_without_a_solver_take_any_number_of_heads():
-    rows, limited = np.eye(40), balancing.NormBudget({"0": 0.01})
-    limited.bind([str(k) for k in range(40)])
-    some = (balancing.Sum(), balancing.EqualNorms(), limited, balancing.GradDrop())
-    for balancer in (*some, balancing.IMTLG(), balancing.ConFIG()):
-        assert np.isfinite(balancer(rows)).all()
 
 
 @pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL])
@@ -128,20 +109,6 @@ def test_another_number_of_heads_than_the_state_was_made_for():
             balancer(ROWS)
     stateless = balancing.UPGrad()
     assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
-
-
-class AtRepresentation(balancing.Sum):
-    levels = ("representation",)
-
-
-class AtParameters(balancing.Sum):
-    levels = ("parameters",)
-
-
-def test_steps_of_a_chain_have_a_level_in_common():
-    with pytest.raises(ValueError, match=r"`steps` must have a level in common.*AtRepresentation at .*AtParameters at "):
-        balancing.Chain(AtRepresentation(), AtParameters())
-    assert balancing.Chain(AtParameters(), balancing.Sum()).levels == ("parameters",)
 
 
 def test_chains():

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, schedules
+from multihead import balancing, schedules
 from multihead._ground.keras import tensor_variable
-from multihead.balancing._kinds import Every, every
+from multihead.balancing._kinds import Every
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
-
-CONFLICT = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
 
 
 @keras.saving.register_keras_serializable(package="test_every")
@@ -39,55 +37,6 @@ def gramian(rows):
 
 def solves(trainer):
     return float(tiny.values([trainer.balancer.balancer.solves])[0])
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_the_solver_runs_at_every_third_step_only(in_graph):
-    balancer = Every(Counting(), 3)
-    balancer.build((2, None))
-    ask = tf.function(balancer.coefficients) if in_graph else balancer.coefficients
-    answers = [ask(gramian(CONFLICT), step=tf.constant(step, tf.int64)).numpy().tolist() for step in range(7)]
-    assert answers == [[1, 2]] * 3 + [[2, 4]] * 3 + [[3, 6]]
-    assert float(tf.convert_to_tensor(balancer.balancer.solves)) == 3
-
-
-def test_a_head_without_a_coefficient_to_reuse_is_solved_for_at_once():
-    balancer = Every(Counting(), 10)
-    balancer.build((2, None))
-    idle = gramian([CONFLICT[0], [0, 0, 0]])
-    assert balancer.coefficients(idle, step=0).numpy().tolist() == [1, 0]
-    assert balancer.coefficients(idle, step=1).numpy().tolist() == [1, 0]
-    assert balancer.coefficients(gramian(CONFLICT), step=2).numpy().tolist() == [2, 4]
-    assert balancer.coefficients(idle, step=3).numpy().tolist() == [2, 4]  # the trainer leaves out idle heads
-    assert float(tf.convert_to_tensor(balancer.balancer.solves)) == 2
-
-
-def test_every_step_is_the_balancer_itself():
-    balancer = balancing.UPGrad()
-    assert every(balancer, 1) is balancer
-    with pytest.raises(ValueError, match="`balance_every` must be 1 for GradDrop"):
-        tiny.trainer("sgd", balancer="GradDrop", balance_every=2)
-
-
-def test_between_solves_the_update_has_the_last_coefficients():
-    """A plain sum whose losses are weighted by the coefficients of step 0 makes the same update at step 1."""
-    inputs, targets = tiny.data(8, missing=False)
-    trainer = tiny.trainer(keras.optimizers.SGD(0.1), balancer="EqualNorms", balance_every=5)
-    trainer.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0)
-    cached = tiny.values([trainer.balancer.cached])[0]
-    encoder = tiny.values(trainer.encoder.trainable_variables)
-    pairs = trainer.compute_gradients((inputs, targets))
-    fresh = tiny.trainer("sgd", weights={k: w * c for (k, w), c in zip(tiny.WEIGHTS.items(), cached)})
-    fresh.compute_gradients((inputs, targets))
-    for mine, other in [
-        (fresh.encoder, trainer.encoder),
-        *((fresh.heads[k].module, trainer.heads[k].module) for k in fresh.heads),
-    ]:
-        mine.set_weights(other.get_weights())
-    wanted = fresh.compute_gradients((inputs, targets))[: len(encoder)]
-    for (gradient, _), (expected, _) in zip(pairs, wanted):
-        np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.first_cases(1)
@@ -151,56 +100,6 @@ def test_saved_and_resumed_it_goes_on_from_the_same_coefficients(tmp_path):
         assert solves(each) == 2
     for a, b in zip(tiny.weights_of(trainer), tiny.weights_of(other), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.thorough
-def test_a_skipped_update_leaves_the_coefficients():
-    trainer = MultiHeadTrainer(keras.layers.Dense(3))
-    for name in ("a", "b"):
-        trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", balancer=Counting(), balance_every=1 + 1, run_eagerly=False)
-    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
-    trainer.fit(x, {"a": y, "b": y}, verbose=0, batch_size=2)
-    before = tiny.values(trainer.balancer.variables)
-    with pytest.warns(RuntimeWarning, match="not finite"):
-        trainer.fit(x * np.inf, {"a": y, "b": y}, verbose=0)
-    for old, new in zip(before, tiny.values(trainer.balancer.variables), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
-@keras.saving.register_keras_serializable(package="test_every")
-class Watched(keras.layers.Layer):
-    """The identity; counts, in Python, how often a gradient passes through it."""
-
-    passes = 0
-
-    def call(self, inputs):
-        @tf.custom_gradient
-        def watched(x):
-            def gradient(upstream):
-                Watched.passes += 1
-                return upstream
-
-            return tf.identity(x), gradient
-
-        return watched(inputs)
-
-
-def test_at_the_parameters_one_backward_pass_serves_updates_that_reuse_coefficients():
-    trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Dense(3), Watched(), keras.layers.Dense(2)]))
-    for name in ("a", "b", "c"):
-        trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", balancer="EqualNorms", balance_at="parameters", balance_every=3, run_eagerly=True)
-    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
-    y = {name: x[:, :1] + i for i, name in enumerate(trainer.heads)}
-    passes, norms = [], []
-    for row in range(7):
-        Watched.passes = 0
-        history = trainer.fit(x[row : row + 1], {name: each[row : row + 1] for name, each in y.items()}, verbose=0).history
-        passes.append(Watched.passes)
-        norms.append(history["a_norm"][0])
-    assert passes[1:] == [1, 1, 3, 1, 1, 3]  # after the first, which builds, too
-    assert np.isfinite(norms).tolist() == [number % 3 == 0 for number in range(7)]  # where they were measured
 
 
 OPTIONS = [

@@ -15,8 +15,6 @@ from multihead import balancing
 from multihead.balancing._solvers.pivoting import completed
 from tests.helpers import balancing_reference as reference
 from tests.helpers import zoo
-from tests.helpers.cases import quick
-from tests.helpers.draws import at_steps
 from tests.helpers.zoo import preferring
 
 pytestmark = [pytest.mark.mathematics, pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")]
@@ -135,19 +133,6 @@ def test_norm_budget_cuts_a_second_head_that_the_first_cut_brings_over_its_budge
     close(coefficients, [4 / 30, 1 / 4, 1])
 
 
-def test_norm_budget_of_only_budgeted_heads():
-    rows = np.diag([1.0, 2.0, 0.0])
-    shares, _ = shares_of([0.2, 0.2, 1.0], rows)
-    close(shares, [0.5, 0.5, 0])  # the third head is idle: 0.2 and 0.2 stand for a half each
-    shares, coefficients = shares_of([0.2, 0.2, 1.0], np.diag([1.0, 0.0, 0.0]))
-    close(coefficients[:1], [1.0])
-    shares, _ = shares_of([0.3, 0.7], np.diag([5.0, 5.0]))
-    close(shares, [0.3, 0.7])
-    shares, coefficients = shares_of([0.6, 0.6], np.diag([9.0, 1.0]))
-    close(shares, [0.6, 0.4])
-    close(coefficients, [1 / 6, 1])
-
-
 def test_meta_balance_follows_the_paper():
     rng = np.random.default_rng(0)
     balancer = balancing.MetaBalance(target=1, relax=0.7, beta=0.9)
@@ -202,12 +187,6 @@ def test_without_conflict_upgrad_dualproj_and_pcgrad_are_the_sum(rows, update):
 
 
 @few
-@given(gradients(max_heads=2))
-def test_for_two_heads_upgrad_is_pcgrad(rows):
-    close(update_of(balancing.UPGrad(), rows), update_of(balancing.PCGrad(), rows), 1e-6)
-
-
-@few
 @given(gradients())
 def test_each_head_of_upgrad_scales_with_its_gradient(rows):
     factors = 10.0 ** np.random.default_rng(0).uniform(-2, 2, len(rows))
@@ -221,12 +200,6 @@ def test_nothing_is_left_of_exactly_opposed_heads(method):
     assert not update_of(method(), [[1.0, 2.0], [-3e5, -6e5]]).any()
     plane = np.array([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])  # positive multiples of the three sum to 0
     assert not update_of(method(), plane).any()
-
-
-@pytest.mark.parametrize("method", [balancing.UPGrad, balancing.DualProj])
-def test_a_third_head_moves_beside_two_that_oppose_each_other(method):
-    rows = np.array([[1.0, 0.0, 0.0], [-1e6, 0.0, 0.0], [3.0, 4.0, 0.0]])
-    close(update_of(method(), rows), [0, 4, 0])
 
 
 @pytest.mark.parametrize("kind", ["random", "conflicting"])
@@ -246,34 +219,6 @@ def test_pcgrad_and_gradvac_equal_the_papers_on_vectors(kind, seed):
             results, targets = reference.gradvac(rows, orders, targets, 0.3)
             close(update_of(vaccine, rows, step=update), results.sum(axis=0), 1e-5, case)
             np.testing.assert_allclose(np.asarray(vaccine.targets), targets, atol=1e-6, err_msg=case)
-
-
-def test_gradvac_reaches_its_target_cosine_and_starts_as_pcgrad():
-    balancer = balancing.GradVac(beta=0.5)
-    close(update_of(balancer, GOLDEN), update_of(balancing.PCGrad(), GOLDEN))
-    balancer.targets.assign(np.full((2, 2), 0.6, np.float32))
-    only_first = np.array([1.0, 0.0])
-    rows = zoo.matrix("conflicting", 2, seed=3)
-    rows[1] *= np.sign(-rows[0] @ rows[1])
-    weights = coefficients_of(balancer, rows)
-    assert (only_first * weights != weights).any()
-    balancer.targets.assign(np.array([[0, 0.6], [-1, 0]], np.float32))  # the second head is content with any cosine
-    turned = update_of(balancer, rows) - rows[1]
-    assert cosine(turned, rows[1]) == pytest.approx(0.6, abs=1e-6)
-
-
-def test_orders_are_permutations_of_the_others_repeat_and_vary():
-    from multihead.balancing.projections import other_heads_in_random_order
-
-    drawn = at_steps(lambda step: other_heads_in_random_order(4, 0, step), 300, tf.int32)
-    seen = set()
-    for update, orders in enumerate(drawn[:20]):
-        assert all(sorted([head, *order]) == [0, 1, 2, 3] for head, order in enumerate(orders))
-        np.testing.assert_array_equal(orders, other_heads_in_random_order(4, 0, update).numpy())
-        seen.add(orders.tobytes())
-    assert len(seen) > 10
-    firsts = [orders[0, 0] for orders in drawn]
-    assert all(abs(firsts.count(head) - 100) < 40 for head in (1, 2, 3))
 
 
 # ----------------------------------------------------------------------------------- MGDA, CAGrad, Aligned-MTL
@@ -320,25 +265,9 @@ def test_mgda_finds_the_weights_of_normalized_gradients(normalization):
             close(found, weights @ rows, 1e-6, f"{case}, {normalization}")
 
 
-def test_mgda_of_two_normalized_gradients():
-    rows = np.array([[3.0, 0.0], [0.0, 0.5]])
-    close(update_of(balancing.MGDA("l2"), rows), rows.sum(axis=0) / 2)
-    found = balancing.MGDA("loss+")(rows, losses=[1.0, 2.0]).numpy()  # unit rows over the losses: weights as squared losses
-    close(found, np.array([1, 4]) / 5 @ rows)
-    np.testing.assert_array_equal(balancing.MGDA("loss+")(rows), balancing.MGDA("l2")(rows))
-    idle = np.vstack([rows, np.zeros(2)])
-    close(balancing.MGDA("loss+")(idle, losses=[1.0, 2.0, 5.0]).numpy(), found)
-    with pytest.raises(ValueError, match=r"`normalization` must be one of .*normalization='L2'.*'l2'"):
-        balancing.MGDA("L2")
-
-
-def test_mgda_at_a_stationary_point_keeps_weights_that_cancel_exactly():
-    np.testing.assert_allclose(coefficients_of(balancing.MGDA(), [[1.0, 2.0], [-1.0, -2.0]]), [0.5, 0.5])
-
-
 PAIRS = {
-    "CAGrad": [(0.1,), (0.99,), (1.0,), (2.0,)],
-    "ConicGrad": [(0.0,), (0.7,), (0.99,)],
+    "CAGrad": [(0.1,), (2.0,)],
+    "ConicGrad": [(0.0,), (0.7,)],
     "AlignedMTL": [(None, "min"), (None, "rmse")],
 }
 
@@ -379,27 +308,10 @@ def test_cagrad_equals_scipy_and_reaches_the_radius(seed, c):
         assert (rows @ update).min() >= (rows @ expected).min() - 1e-7 * radius * zoo.norms(rows).min(), case
 
 
-@pytest.mark.thorough
-@few
-@given(gradients(max_heads=4), st.sampled_from([0.2, 1.0, 2.0]))
-def test_cagrad_radius_and_conflict_at_all_scales(rows, c):
-    update, mean = update_of(balancing.CAGrad(c), rows), rows.mean(axis=0)
-    assert np.linalg.norm(update - mean) == pytest.approx(c * np.linalg.norm(mean), rel=1e-6)
-    if c >= 1:
-        assert zoo.conflict(update, rows) >= -1e-5
-
-
-def test_cagrad_without_radius_is_the_mean_and_with_preference_a_weighted_one():
-    close(update_of(balancing.CAGrad(0.0), GOLDEN), [1, 1, 1])
-    close(update_of(preferring(balancing.CAGrad, [3, 1], c=0.0), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
-
-
-def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
-    rows = np.array([[1.0, 0.0], [-2.0, 0.0], [0.5, 3.0]])
-    close(update_of(balancing.CAGrad(2.0), rows), [0, 1])  # the mean is (-1/6, 1)
-    assert np.linalg.norm(update_of(balancing.CAGrad(0.1), rows) - rows.mean(axis=0)) == pytest.approx(
-        0.1 * np.linalg.norm(rows.mean(axis=0))
-    )
+def test_with_a_preference_the_mean_is_a_weighted_one():
+    weighted = 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1]
+    close(update_of(preferring(balancing.CAGrad, [3, 1], c=0.0), GOLDEN), weighted)
+    close(update_of(preferring(balancing.ConicGrad, [3, 1], c=1.0), GOLDEN), weighted)
 
 
 @pytest.mark.parametrize("method", ["CAGrad", "ConicGrad", "DualProj", "MGDA", "UPGrad"])
@@ -433,40 +345,12 @@ def test_conicgrad_equals_scipy_within_its_cone(c):
         assert least >= best - 1e-6 * np.linalg.norm(mean) * zoo.norms(rows).min(), case
 
 
-@few
-@given(gradients(max_heads=3))
-def test_conicgrad_keeps_its_angle_and_size_at_all_scales(rows):
-    update, mean = update_in_graph(balancing.ConicGrad, rows), rows.mean(axis=0)
-    assert np.linalg.norm(update) == pytest.approx(np.linalg.norm(mean), rel=1e-6)
-    assert cosine(update, mean) >= 0.9 - 1e-7
-
-
-def test_conicgrad_between_the_mean_and_mgda():
-    close(update_of(preferring(balancing.ConicGrad, [3, 1], c=1.0), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
-    close(update_of(balancing.ConicGrad(0.0), GOLDEN), np.sqrt(1.5) * reference.mgda(GOLDEN), 1e-6)
-    wider = [cosine(update_of(balancing.ConicGrad(c), GOLDEN), GOLDEN.mean(axis=0)) for c in (0.95, 0.9, 0.85)]
-    np.testing.assert_allclose(wider, [0.95, 0.9, 0.85])  # MGDA is at 0.816
-    radius = np.sin(np.arccos(0.9))  # the ball that touches the cone ends with a smaller angle
-    assert cosine(update_of(balancing.CAGrad(radius), GOLDEN), GOLDEN.mean(axis=0)) > 0.9
-    assert not update_of(balancing.ConicGrad(), [[1.0, 0.0], [-2.0, 0.0], [1.0, 0.0]]).any()  # the mean is zero
-
-
 @pytest.mark.parametrize(("seed", "scale"), list(enumerate(["min", "median", "rmse"])))
 def test_aligned_mtl_equals_a_decomposition_of_the_rows(seed, scale):
     for rows, case in cases(1.0, [seed]):
         preference = np.random.default_rng(len(rows)).uniform(0.1, 2, len(rows))
         expected = reference.aligned_mtl(rows, preference, scale)
         close(update_of(preferring(balancing.AlignedMTL, preference, scale=scale), rows), expected, case=case)
-
-
-@pytest.mark.parametrize("num_heads", quick(2, [2, 3, 8, 16]))
-def test_aligned_mtl_has_condition_number_one_at_all_scales(num_heads):
-    for spread in (0.0, 3.0, 6.0) if num_heads <= 3 else (0.0, 6.0):
-        rows = zoo.matrix("random", num_heads, spread)
-        some = np.eye(num_heads)[-3:]  # of many heads the last three show it
-        aligned = np.stack([update_of(preferring(balancing.AlignedMTL, one), rows) for one in some])
-        singular = np.linalg.svd(aligned)[1]
-        assert singular.max() / singular.min() - 1 < 1e-8, spread
 
 
 def test_aligned_mtl_of_dependent_rows_aligns_what_is_there():
@@ -510,11 +394,6 @@ def test_nash_size_and_independence_of_scales(rows):
 def test_nash_closed_form_of_two_heads(rows):
     weights = 1 / (zoo.norms(rows) * np.sqrt(1 + cosine(*rows)))
     np.testing.assert_allclose(coefficients_of(balancing.NashMTL(), rows), weights, rtol=1e-6)
-
-
-def test_nash_among_opposed_heads_bargains_in_what_is_left():
-    rows = np.array([[1.0, 0, 0], [-5.0, 0, 0], [7.0, 2.0, 0], [0, 0, 1e-3]])
-    close(update_of(balancing.NashMTL(), rows), [0, 1, 1])
 
 
 def test_imtlg_and_config_equal_a_pseudo_inverse():
@@ -564,13 +443,6 @@ def test_graddrop_keeps_one_sign_per_coordinate_at_its_rate():
     assert not np.array_equal(update_of(balancer, rows, step=5), update_of(balancer, rows, step=6))
 
 
-def test_graddrop_where_signs_agree_and_with_leak():
-    rows = np.abs(zoo.matrix("random", 3))
-    close(update_of(balancing.GradDrop(), rows), rows.sum(axis=0))
-    close(update_of(balancing.GradDrop(), -rows), -rows.sum(axis=0))
-    close(update_of(balancing.GradDrop(leak=1.0), GOLDEN), GOLDEN.sum(axis=0))
-
-
 # ---------------------------------------------------------------------------------- methods that follow the training
 
 
@@ -590,15 +462,6 @@ def test_db_mtl_follows_the_paper_and_makes_all_parts_equally_long():
         close(update_of(balancer, batch, losses=losses), expected, 1e-5)
 
 
-def test_db_mtl_does_not_depend_on_the_scale_of_losses():
-    rows, losses = zoo.matrix("conflicting", 3), np.array([2.0, 0.5, 30.0])
-    factors = np.array([1e3, 1.0, 1e-4])
-    one, other = balancing.DBMTL(), balancing.DBMTL()
-    for batch in noisy(rows, 3):
-        update = update_of(one, batch, losses=losses)
-        close(update_of(other, batch * factors[:, None], losses=losses * factors), update, 1e-5)
-
-
 def test_moco_follows_the_paper():
     rows = zoo.matrix("conflicting", 3)
     balancer = balancing.MoCo(0.5, 0.5, 0.01, 0.5, rho=0.1)
@@ -610,22 +473,10 @@ def test_moco_follows_the_paper():
         weights = reference.project_onto_simplex(weights - step * slope)
         close(update_of(balancer, batch), weights @ running, 1e-4)
     np.testing.assert_allclose(np.asarray(balancer.weights_of_heads), weights, atol=1e-5)
-
-
-def test_moco_of_one_head_without_memory_is_plain_descent():
-    balancer = balancing.MoCo(beta=1.0, beta_decay=0.0)
-    for batch in noisy(zoo.matrix("random", 1), 3):
-        close(update_of(balancer, batch), batch[0], 1e-6)
-
-
-def test_moco_approaches_the_shortest_combination():
-    rows = zoo.matrix("conflicting", 3) / 10
-    balancer = balancing.MoCo(gamma=0.5, gamma_decay=0.0)
-    balancer.build((3, 31))
-    update = tf.function(lambda rows: balancer(rows))
-    for _ in range(150):
-        last = update(tf.constant(rows)).numpy()
-    close(last, reference.mgda(rows), 1e-2)
+    rows[0] = 0.0  # the others share what they had; that of an idle head stays
+    update_of(balancer, rows)
+    after = np.asarray(balancer.weights_of_heads)
+    np.testing.assert_allclose([after[0], after.sum()], [weights[0], 1.0], atol=1e-5)
 
 
 def test_excess_mtl_follows_the_paper():
@@ -669,15 +520,6 @@ def test_a_chain_hands_on_the_scaled_rows():
     close(update_of(budget, rows), update_of(limited, rows))
 
 
-def test_a_chain_of_gradient_methods():
-    rows = zoo.matrix("conflicting", 3, 2.0)
-    chain = balancing.Chain(balancing.MetaBalance(relax=1.0, beta=0.0), balancing.UPGrad())
-    close(update_of(chain, rows), reference.upgrad(zoo.units(rows) * zoo.norms(rows)[0]))
-    last = balancing.Chain("EqualNorms", "DBMTL")
-    assert last.levels == ("parameters",)
-    close(update_of(last, rows), update_of(balancing.EqualNorms(), rows), 1e-6)
-
-
 # ----------------------------------------------------------------------------------------------------- known negatives
 
 
@@ -692,23 +534,3 @@ def conflicts(update_of):
 def test_methods_that_promise_less_may_oppose_a_head(method):
     """Aligned-MTL opposes an original gradient but no aligned one; CAGrad one if its `c` is below one."""
     assert any(conflict < -0.01 for conflict in conflicts(lambda rows: update_in_graph(method, rows)))
-
-
-def test_upgrad_opposes_none_of_them():
-    assert min(conflicts(lambda rows: update_in_graph(balancing.UPGrad, rows))) >= -1e-12
-
-
-def test_imtlg_has_negative_weights_and_may_go_against_all_heads():
-    weights = [coefficients_of(balancing.IMTLG(), zoo.matrix("conflicting", 3, 1.0, seed=seed)) for seed in range(40)]
-    assert min(each.min() for each in weights) < 0
-    rows = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.008, 0.005, 0.003]])  # the short one is ahead of the others
-    assert (rows @ update_of(balancing.IMTLG(), rows) < 0).all()
-    assert (rows @ update_of(balancing.ConFIG(), rows) > 0).all()
-
-
-@pytest.mark.parametrize("method", [balancing.NashMTL, balancing.EqualNorms, balancing.IMTLG, balancing.ConFIG])
-def test_weights_of_losses_do_not_change_the_direction_of_scale_invariant_methods(method):
-    rows = zoo.matrix("conflicting", 3)
-    weighted = update_of(method(), rows * [[0.1], [1.0], [7.0]])
-    assert abs(cosine(weighted, update_of(method(), rows))) == pytest.approx(1, abs=1e-9)
-    assert cosine(update_of(balancing.Sum(), rows * [[0.1], [1.0], [7.0]]), rows.sum(axis=0)) < 0.999

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-import scipy.optimize
 import tensorflow as tf
 
 from multihead import balancing
@@ -65,7 +62,7 @@ def test_without_a_starved_head_it_is_the_plain_sum_bit_for_bit():
 
 
 @pytest.mark.parametrize("floor", [0.05, 0.2, 0.6, 1.0])
-def test_the_guarantee_and_the_law_of_the_pace(floor):
+def test_the_guarantee_and_the_relative_learning_speed(floor):
     for seed in range(6):
         rng = np.random.default_rng(seed)
         num_heads = int(rng.integers(2, 9))
@@ -79,44 +76,11 @@ def test_the_guarantee_and_the_law_of_the_pace(floor):
             assert relative.min() >= floor * relative.max() * (1 - 1e-6)
             np.testing.assert_allclose(np.linalg.norm(targets), np.linalg.norm(norms), rtol=1e-6)
             # A head's progress at a step of unit size, over its progress alone, is its row times the direction.
-            pace = np.diag(rows) * (coefficients @ rows) / norms / np.linalg.norm(coefficients @ rows)
-            np.testing.assert_allclose(pace, targets / np.linalg.norm(targets), rtol=1e-6)
-            assert np.isclose((pace**2).sum(), 1)
+            speed = np.diag(rows) * (coefficients @ rows) / norms / np.linalg.norm(coefficients @ rows)
+            np.testing.assert_allclose(speed, targets / np.linalg.norm(targets), rtol=1e-6)
+            assert np.isclose((speed**2).sum(), 1)
             if p is not preference:
-                assert (pace >= norms / np.linalg.norm(norms) / np.sqrt(1 + (num_heads - 1) * floor**2) * (1 - 1e-6)).all()
-
-
-def test_the_ratio_of_gradient_to_noise_grows_with_the_pace_and_equal_norms_maximize_the_product():
-    """The noise of a head is a vector that is added or subtracted, so that expectations are means over all signs."""
-    means, noise = np.diag([0.02, 0.3, 0.1]), np.diag([2.0, 10.0, 5.0])
-    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=3)))
-    gradients = np.concatenate([np.tile(means, (8, 1, 1)), signs[:, :, None] * noise], axis=2)
-    squares = (gradients**2).sum(axis=2).mean(axis=0)
-    signals = (means**2).sum(axis=1)
-
-    def ratios(coefficients):
-        update = np.einsum("k,skd->sd", coefficients, gradients)
-        own = coefficients[:, None] * gradients.mean(axis=0)
-        return (own**2).sum(axis=1) / ((update[:, None] - own) ** 2).sum(axis=2).mean(axis=0)
-
-    coefficients = np.array([0.3, 2.0, 0.7])
-    shares = coefficients**2 * squares / (coefficients**2 * squares).sum()  # the squares of the paces
-    quality = signals / squares
-    np.testing.assert_allclose(ratios(coefficients), quality * shares / (1 - quality * shares), rtol=1e-12)
-    best = scipy.optimize.minimize(lambda x: -np.log(ratios(np.exp(x))).sum(), np.zeros(3), tol=1e-12)
-    of_best = np.exp(best.x) * np.sqrt(squares)
-    np.testing.assert_allclose(of_best / of_best.mean(), 1, rtol=2e-3)
-    (found,) = after(balancing.NormFloor(1.0), [np.diag(np.sqrt(squares))])
-    np.testing.assert_allclose(found / np.exp(best.x), np.full(3, found[0] / np.exp(best.x[0])), rtol=2e-3)
-
-
-def test_a_batch_without_a_rare_label_does_not_push_as_hard_as_one_with_it():
-    with_label, without = np.diag([10.0, 1.0]), np.diag([0.1, 1.0])
-    updates = [with_label if i % 10 == 0 else without for i in range(22)]
-    found = [after(method, updates) for method in (balancing.NormFloor(1.0, beta=0.95), balancing.EqualNorms())]
-    pushes = [[c[0] * rows[0, 0] for c, rows in zip(each, updates)] for each in found]
-    of_floor, of_batch = (push[20] / push[19] for push in pushes)
-    assert of_floor > 50 and of_batch == pytest.approx(10)  # the gradients themselves differ by a factor of 100
+                assert (speed >= norms / np.linalg.norm(norms) / np.sqrt(1 + (num_heads - 1) * floor**2) * (1 - 1e-6)).all()
 
 
 def test_an_idle_head_keeps_its_state_and_its_place_in_the_maximum():

@@ -68,10 +68,6 @@ def test_what_is_right_passes(balancer):
     check_balancer(balancer, num_heads=(1, 3), xla=False)
 
 
-def test_compiled_too():
-    check_balancer(Halved(), num_heads=(2,))
-
-
 @pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize(
@@ -90,11 +86,6 @@ def test_compiled_too():
 def test_what_is_wrong_is_named(balancer, message):
     with pytest.raises(AssertionError, match=message):
         check_balancer(balancer, num_heads=(2,), xla=False)
-
-
-@pytest.mark.mathematics
-def test_an_order_that_matters_can_be_admitted():
-    check_balancer(FirstOnly(), num_heads=(2,), order_matters=True, xla=False)
 
 
 def test_a_class_without_a_method_says_what_is_missing():

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, clipping, compare, comparison, scaling, schedules
+from multihead import MultiHeadTrainer, compare, comparison
 from multihead.comparison import _run
 from multihead.comparison._data import Feed, batches_per_epoch, parts_of
 from tests.helpers import compared
@@ -79,37 +78,6 @@ def test_rates_are_chosen_on_the_tuning_seeds_for_every_variant_and_each_head_al
     assert len(grid) == 5 and all(rates == {1e-5, 0.05} for rates in grid.values())
     by_rate = {line["rate"]: line["metrics"]["validation"]["size_loss"] for line in tuned if line["head"] == "size"}
     assert found.rates["size alone"] == min(by_rate, key=by_rate.get) == 0.05
-
-
-@pytest.mark.programs
-def test_a_line_is_the_run_that_it_describes(first):
-    """The same training by hand, without anything of `compare`."""
-    found, _, _ = first
-    line = next(
-        line
-        for line in runs(found.lines)
-        if line["variant"] == "EqualNorms" and line["seed"] == 1 and not line["at_equal_cost"]
-    )
-    parts = compared.arrays(1)
-    x, y = parts["train"]
-    keras.utils.set_random_seed(1)
-    trainer = compared.build()
-    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(line["rate"], 6))
-    deviation = y["size"].std()
-    scaled = scaling.Standardize(mean=float(y["size"].mean()), deviation=float(deviation))
-    options = {"run_eagerly": True, "telemetry": None, "target_scaling": {"size": scaled}}
-    trainer.compile(optimizer, balancer=balancing.EqualNorms(), **options)
-    trainer.test_on_batch(x, y)  # which builds it
-    keras.utils.set_random_seed(1)
-    generator = np.random.default_rng(1)
-    for _ in range(2):
-        order = generator.permutation(20)
-        for start in range(0, 20, 8):
-            rows = order[start : start + 8]
-            trainer.train_on_batch(x[rows], {name: value[rows] for name, value in y.items()})
-    test_x, test_y = parts["test"]
-    metrics = trainer.evaluate(test_x, test_y, batch_size=8, return_dict=True, verbose=0)
-    assert deviation > 1 and line["metrics"]["test"] == pytest.approx(metrics, rel=1e-4)
 
 
 @pytest.mark.programs
@@ -204,29 +172,6 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
         compare(compared.build, compared.arrays, variants, [0], {"epochs": 2}, **{**options, "tuning_seeds": 1001})
 
 
-class _Model:
-    """Takes a second for an update, and on average so much longer."""
-
-    def __init__(self, longer, rng):
-        self._longer, self._rng = longer, rng
-
-    def update(self):
-        return 1 + self._rng.exponential(self._longer)
-
-    predict = update
-
-
-@pytest.mark.parametrize(("longer", "least", "most"), [(0.0, 7, 7), (0.005, 7, 7), (0.4, 12, 28)])
-def test_beside_other_load_models_take_turns_in_more_rounds(longer, least, most):
-    rng = np.random.default_rng(0)
-    updates, predictions = _run._in_turns([_Model(longer, rng) for _ in range(3)])
-    assert least <= len(updates) <= most and len(updates) == len(predictions)
-    ratios = np.array([first / (second + third) for first, second, third in updates])
-    quartiles = np.quantile(ratios, [0.25, 0.75])
-    assert len(updates) == 28 or np.diff(quartiles) / np.median(ratios) / np.sqrt(len(updates)) <= 0.02
-    assert _run._ratio(updates) == np.median(ratios) == pytest.approx(0.5, rel=0.1)
-
-
 @pytest.mark.programs
 def test_a_variant_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
     monkeypatch.setattr(_run, "ROUNDS", 1)
@@ -269,87 +214,12 @@ def _named(name, function):
     return made
 
 
-def test_parameters_that_modules_share_count_once():
-    shared = keras.layers.Dense(3)
-    trainer = MultiHeadTrainer(keras.Sequential([shared]))
-    trainer.add_head("again", keras.Sequential([shared]), "mse")
-    trainer.add_head("size", keras.layers.Dense(1), "mse")
-    x = np.ones((2, 3), "float32")
-    trainer.compile("sgd", run_eagerly=True)
-    trainer.compute_gradients((x, {"again": x, "size": x[:, :1]}))
-    assert _run.parameters_of(trainer) == 3 * (3 + 1) + 1 * (3 + 1)
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 4}, r"`file` must belong to the same settings.*batch_size: 8 in the file, 4 now"),
-        ({"options": {**EAGER, "clip": clipping.ByGlobalNorm(1.0)}}, "options: .*in the file"),
-        ({"data": compared.arrays(3)}, "first_batch: .*in the file"),
-        (
-            {"variants": {"EqualNorms": {"balancer": "UPGrad"}}},
-            r"`variants\['EqualNorms'\]` must be the same as in `file`.*another name",
-        ),
-    ],
-)
-def test_a_file_of_other_settings_is_refused(first, change, message):
-    _, path, (variants, options) = first
-    given = {"build": compared.build, "data": compared.arrays, "variants": variants, "seeds": 2, "budget": {"epochs": 2}}
-    before = path.read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        compare(**{**given, **options, **change})
-    assert path.read_text(encoding="utf-8") == before
-
-
-@pytest.mark.programs
-def test_progress_is_a_line_for_each_run(capsys):
-    options = {**OPTIONS, "verbose": 1, "rates": 0.05, "equal_cost": False}
-    compare(compared.build, compared.arrays, {"plain sum": {}}, [3], 1, **options)
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 3
-    assert re.fullmatch(
-        r"100% plain sum, seed 3: kind_accuracy [\d.e-]+, size_loss [\d.]+ \(\d+ s; about 0 s left\)", printed[2]
-    )
-
-
 # Data
 
 
 def feed(given, batch_size=8, seed=0, marked=1):
     part = parts_of({"train": given, "validation": given}, seed)["train"]
     return Feed(part, batch_size=batch_size, seed=seed, marked=marked)
-
-
-def test_batches_of_arrays_cover_each_epoch_once_and_depend_on_the_seed_alone():
-    x, y = compared.examples(20)
-    rows = [batch[0] for batch in feed((x, y)).batches(HEADS, 6)]
-    assert [len(each) for each in rows] == [8, 8, 4] * 2
-    for epoch in (rows[:3], rows[3:]):
-        assert {row.tobytes() for row in np.concatenate(epoch)} == {row.tobytes() for row in x}
-    assert not np.array_equal(rows[0], rows[3])
-    again, other = feed((x, y)), feed((x, y), seed=1)
-    assert all(np.array_equal(one, two[0]) for one, two in zip(rows, again.batches(("size",), 6)))
-    assert not np.array_equal(rows[0], next(other.batches(HEADS, 1))[0])
-
-
-def test_digests_tell_other_orders_and_other_targets_of_heads_that_do_not_train():
-    x, y = compared.examples(20)
-    alone, both, changed = (feed((x, each)) for each in (y, y, {**y, "kind": (y["kind"] + 1) % 3}))
-    for each, heads in ((alone, ("size",)), (both, HEADS), (changed, ("size",))):
-        assert len(list(each.batches(heads, 3))) == 3
-    assert alone.order == both.order and len(alone.order) == 3
-    assert alone.order != changed.order
-
-
-def test_weights_of_examples_and_nests_of_inputs_are_fed():
-    x, y = compared.examples(6)
-    weights = {"size": np.arange(6, dtype="float32")}
-    inputs, targets, found = next(feed(({"a": x, "b": tf.constant(x)}, y, weights)).batches(("size",), 1))
-    assert list(targets) == ["size"] and list(found) == ["size"]
-    np.testing.assert_array_equal(inputs["a"], inputs["b"].numpy())
-    place = [int(np.flatnonzero((x == row).all(1))[0]) for row in inputs["a"]]
-    np.testing.assert_array_equal(found["size"], weights["size"][place])
 
 
 @pytest.mark.programs
@@ -430,19 +300,14 @@ def other_heads():
     ("change", "message"),
     [
         ({"build": compared.build()}, "`build` must be a function without arguments"),
-        ({"build": 3}, "`build` must be a function without arguments"),
         ({"build": dict}, "`build` must return a `MultiHeadTrainer` with at least two heads. Received: a dict"),
         ({"variants": {}}, "`variants` must be a dict of at least one variant"),
         ({"variants": {"alone": {}}}, "The name of a variant in `variants` must be a string other than 'alone'.*Choose another name"),
         ({"variants": {"a": "EqualNorms"}}, r"`variants\['a'\]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`"),
         ({"variants": {"a": {"balancr": None}}}, r"`variants\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
-        ({"variants": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all variants"),
         ({"variants": {"a": {"gradient_accumulation_steps": 2}}}, "`gradient_accumulation_steps` is the same for all variants"),
         ({"variants": {"a": {"balancer": "EqualNorm"}}}, "Did you mean '?.*EqualNorms"),
-        ({"variants": {"a": {"weights": {"size": -1}}}}, r"`variants\['a'\]\['weights'\]` must be a dict of numbers of at least 0"),
         ({"variants": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
-        ({"variants": {"a": {"head_schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
-        ({"variants": {"a": {"build": 3}}}, r"`variants\['a'\]\['build'\]` must be a function without arguments.*Received: 3"),
         ({"variants": {"a": {"build": dict}}}, r"`variants\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
         ({"variants": {"a": {"build": compared.examples}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
         ({"variants": {"a": {"build": the_same}}}, r"must make a new trainer whenever .* the same trainer twice"),
@@ -451,27 +316,19 @@ def other_heads():
         ({"variants": {"a": {"build": with_another_loss}}}, "must judge head 'size' .*another 'loss', 'target_scaling' .loss: mean_squared"),
         ({"variants": {"a": {"build": other_heads}}}, r"`variants\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
-        ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"tuning_seeds": 0}, "`tuning_seeds` must be a seed of its own.*Received: tuning_seeds=0 with seeds 0"),
-        ({"tuning_seeds": [7, 7]}, r"`tuning_seeds` must be .* a list of different ones.*tuning_seeds=\[7, 7\]"),
-        ({"tuning_seeds": []}, "`tuning_seeds` must be a seed of its own"),
         ({"rates": (0.1, -1)}, "`rates` must be a grid of learning rates: finite numbers above 0"),
         ({"budget": 0}, "`budget` must be a whole number of at least 1"),
         ({"budget": {"steps": 3}}, "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'"),
         ({"metrics": "kind_accuracy"}, "`metrics` must be a dict by head name"),
-        ({"metrics": {"kind": "kind_accuracy"}}, "`metrics` must name every head"),
         ({"metrics": {"kind": "kind_acuracy", "size": "size_loss"}}, r"`metrics\['kind'\]` must be one of.*Did you mean 'kind_accuracy'"),
         ({"metrics": {"kind": ("kind_accuracy", "up"), "size": "size_loss"}}, "must say whether the metric is better when lower"),
         ({"measure": len}, "`metrics` must name a metric of each head with `measure`"),
-        ({"measure": 3}, "`measure` must be a function of a trainer and a part of the data"),
         ({"optimizer": "adam"}, "`optimizer` must be a class of optimizers, or a function of the learning rate"),
-        ({"options": 3}, "`options` must be a dict of options of `compile`. Received: 3"),
         ({"options": {"balancer": "Sum"}}, "`options` must have options of `compile` that a variant can choose"),
-        ({"equal_cost": "a"}, "`equal_cost` must be True, False or a list of names of variants"),
         ({"equal_cost": ["b"]}, "`equal_cost` must be one of 'a'"),
         ({"file": "no/such/folder.jsonl"}, "`file` must be a file in a folder that exists"),
         ({"processes": 0}, "`processes` must be a whole number of at least 1"),
-        ({"processes": 2, "variants": {"a": {"build": lambda: None}}}, "must be importable with `processes` above 1: functions"),
         ({"processes": 2, "build": lambda: None}, "must be importable with `processes` above 1: functions"),
     ],
 )  # fmt: skip
@@ -518,21 +375,3 @@ def unscaled():
     trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.add_head("size", keras.layers.Dense(1), "mse")
     return trainer
-
-
-def explained(trainer, part):
-    """R² of the sizes and the fraction of right kinds, for the heads that a trainer has."""
-    predicted, (_, y) = trainer.predict(part[0], verbose=0), part
-    found = {"kind_right": np.mean(predicted["kind"].argmax(1) == y["kind"])} if "kind" in predicted else {}
-    if "size" in predicted:
-        found["size_r2"] = 1 - np.mean((predicted["size"] - y["size"]) ** 2) / np.var(y["size"])
-    return found
-
-
-@pytest.mark.programs
-def test_statistics_of_a_function_of_ones_own():
-    metrics = {"kind": ("kind_right", "max"), "size": ("size_r2", "max")}
-    options = {**OPTIONS, "rates": 0.05, "equal_cost": False, "measure": explained, "metrics": metrics}
-    found = compare(compared.build, compared.arrays(), {"plain sum": {}}, 1, 2, **options)
-    assert found.metrics == {"kind": "kind_right", "size": "size_r2"} and np.isfinite(found.values("alone", "size")).all()
-    assert found.directions == {"kind": "max", "size": "max"} and found.split == "test"

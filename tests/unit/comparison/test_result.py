@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from multihead import comparison, plots
-from multihead._display.front import Point, draw_front
+from multihead import comparison
 from multihead.comparison import Comparison
 from tests.helpers.recorded import ALONE, SEEDS, TWICE, VARIANTS, lines, on_validation, run, settings
 
@@ -122,19 +121,6 @@ def test_a_variant_is_not_chosen_for_being_noisy():
     assert better.choose(["plain sum", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # cheaper, and within noise
 
 
-def test_words_say_if_the_favoured_variant_harms_a_head_on_the_validation_data():
-    paying = {"kind": [a + 0.06 for a in ALONE["kind"]], "size": [1.05 * each for each in ALONE["size"]]}
-    values = dict.fromkeys(("plain sum", "size 0.3", "EqualNorms", "EqualNorms, equal cost"), paying)
-    said = "\n".join(on_validation(values).findings)
-    assert "favour 'plain sum', though with it one head at least is worse than alone there. On the test data" in said
-
-
-def test_nothing_is_favoured_without_other_data_to_choose_on(found):
-    assert "favour" not in "\n".join(found.findings)  # these lines have no metrics on the validation data
-    with pytest.raises(ValueError, match="finite metrics of all heads on the validation data"):
-        found.choose()
-
-
 def test_tables_show_means_deviations_and_costs(found):
     text = str(found)
     assert "0.805 ± 0.013" in text and "kind_accuracy ↑" in text and "size_mae ↓" in text
@@ -166,31 +152,12 @@ def answer(values, seeds=SEEDS, **options):
     return "\n".join(Comparison(given).findings)
 
 
-def test_what_is_said_without_a_variant_that_is_as_good_as_alone():
-    worse = {"kind": [0.7, 0.72, 0.69, 0.71], "size": [2.0, 2.2, 1.9, 2.1]}
-    assert "costs a head something in as many updates: with every variant" in answer(worse)
-    even = {"kind": [0.81, 0.81, 0.80, 0.80], "size": [2.1, 2.1, 1.8, 2.2]}
-    assert "costs nothing that 4 seeds can show in as many updates" in answer(even)
-
-
 def test_too_few_seeds_are_said():
     assert "cannot be said without intervals" in answer(ALONE, 1) and "With one seed, no difference" in answer(ALONE, 1)
     assert "With two seeds, intervals are very wide" in answer(ALONE, 2)
     assert "on the validation data, on which the learning rates were chosen on another seed" in answer(
         ALONE, split="validation"
     )
-
-
-def test_chance_is_said_where_there_are_many_intervals():
-    given = lines()
-    many = [
-        {**line, "variant": f"{line['variant']} {i}"}
-        for i in range(9)
-        for line in given
-        if line.get("variant") == "size 0.3"
-    ]
-    said = "\n".join(Comparison([*given, *many]).findings)
-    assert "Of 26 intervals, about 1.3 exclude 0 by chance" in said
 
 
 def test_runs_that_did_not_stay_finite_are_shown(found):
@@ -201,13 +168,6 @@ def test_runs_that_did_not_stay_finite_are_shown(found):
     broken = Comparison(given)
     assert np.isnan(broken.values("plain sum", "kind")[2]) and "(1 failed)" in str(broken)
     assert broken.difference("plain sum", "kind").seeds == 3 and json.dumps(broken.to_dict(), allow_nan=False)
-
-
-def test_dict_is_json(found):
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain["differences"]["plain sum"]["size"]["verdict"] == "better"
-    assert plain["values"]["alone"]["kind"] == ALONE["kind"]
-    assert plain["delta_m"]["plain sum"]["mean"] == pytest.approx(found.delta_m("plain sum").mean)
 
 
 @pytest.mark.parametrize(
@@ -270,26 +230,6 @@ def overlapping(metric):
     return [(texts[i].get_text(), texts[j].get_text()) for i, j in pairs], outside
 
 
-def test_labels_of_a_crowded_front_are_neither_cut_off_nor_on_top_of_each_other():
-    places = {"price 2": (0.93, 0.84), "price 0.1": (0.26, 0.71), "alone": (0.26, 0.83)}
-    crowd = {f"a rule with a long name {i}": (0.26 + 0.02 * i, 0.81 + 0.002 * i) for i in range(5)}
-    roles = {"price 2": "fixed", "price 0.1": "fixed", "alone": "alone"}
-    points = [
-        Point(name, roles.get(name, "rule"), None, place, (0.02, 0.01), (0.0, 0.0))
-        for name, place in (places | crowd).items()
-    ]
-    metric = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
-    assert overlapping(metric) == ([], [])
-
-
-def test_the_line_of_fixed_weights_does_not_depend_on_their_order():
-    places = {"price 0.1": (0.26, 0.71), "price 2": (0.93, 0.84), "price 0.5": (0.4, 0.8)}
-    points = [Point(name, "fixed", None, place, (0.02, 0.01), (0.0, 0.0)) for name, place in places.items()]
-    metric = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
-    (line,) = (line for line in metric.axes[0].lines if len(line.get_xdata()) == 3)
-    assert list(zip(line.get_xdata(), line.get_ydata())) == sorted(places.values())
-
-
 def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(found):
     metric = found.plot()
     texts, axis = texts_of(metric)
@@ -305,31 +245,3 @@ def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(
     hollow = [line for line in axis.lines if line.get_marker() == "D" and line.get_markerfacecolor() == "white"]
     assert len(hollow) == 1 and axis.get_legend() is None
     assert overlapping(metric) == ([], [])
-
-
-def test_front_of_a_file_and_of_variants_at_one_place(tmp_path):
-    crowded = [line if line.get("variant") in (None, "alone") or "run" not in line else
-               {**line, "metrics": {"test": {"kind_accuracy": 0.8, "size_mae": 2.0}}} for line in lines()]  # fmt: skip
-    metric = plots.front(written(tmp_path / "study.jsonl", crowded))
-    assert overlapping(metric) == ([], [])
-
-
-def test_front_of_three_heads_is_a_line_over_the_heads():
-    given = lines()
-    given[0] = settings(
-        heads=["kind", "size", "tag"],
-        metrics={"kind": ["kind_accuracy", "max"], "size": ["size_mae", "min"], "tag": ["tag_loss", "min"]},
-    )
-    for line in given:
-        if "run" in line and line["head"] in ("", "kind"):
-            line["metrics"]["test"]["tag_loss"] = 1.0 if line["variant"] != "EqualNorms" else 0.9
-    given += [run("alone", seed, {"tag_loss": 1.2}, head="tag") for seed in SEEDS]
-    found = Comparison(given)
-    metric = found.plot()
-    texts, axis = texts_of(metric)
-    assert {text.get_text() for text in texts} >= set(found.variants) and overlapping(metric) == ([], [])
-    assert [text.get_text() for text in axis.get_xticklabels()] == ["kind_accuracy", "size_mae", "tag_loss"]
-    changes = found.points()[3].changes  # EqualNorms
-    expected = np.mean((np.array(ALONE["size"]) - VARIANTS["EqualNorms"]["size"]) / ALONE["size"])
-    assert changes[1] == pytest.approx(expected) and changes[2] == pytest.approx(0.25)
-    assert any(np.allclose(line.get_ydata(), changes) for line in axis.lines if len(line.get_ydata()) == 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, losses
+from multihead import balancing
 from multihead._display import drawing
 from multihead.diagnosis._statistics import cosines_of, signal_of
 from tests.helpers import planted, tiny
@@ -79,73 +79,6 @@ def test_signal_and_intervals_of_random_gradients():
     few = cosines_of(products[:3])
     deviation = few.deviation[0, 1]
     np.testing.assert_allclose(few.high[0, 1] - few.mean[0, 1], 4.302653 * deviation / np.sqrt(3), rtol=1e-5)
-
-
-CONSTANTS = {
-    "mse": ("mse", 1, lambda y: y.var()),
-    "mae": ("mae", 1, lambda y: np.abs(y - np.median(y)).mean()),
-    "two columns": ("mse", 2, lambda y: y.var(axis=0).mean()),
-    "a vector": ("mse", 0, lambda y: y.var()),
-    "a function of one's own": (lambda a, b: tf.reduce_mean((a - b) ** 2, axis=-1), 1, lambda y: y.var()),
-}
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("case", CONSTANTS)
-def test_constant_losses_of_numbers(case):
-    loss, columns, expected = CONSTANTS[case]
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(33, 3)).astype("float32")
-    y = rng.normal(3, 2, size=(33, columns) if columns else 33).astype("float32")
-    module = keras.layers.Dense(max(columns, 1))
-    if not columns:
-        module = keras.Sequential([module, keras.layers.Reshape([])])
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", module, loss)
-    trainer.compile("sgd")
-    report = trainer.diagnose([(x, {"a": y})])
-    np.testing.assert_allclose(report.constant_losses, [expected(y)], rtol=1e-4)
-
-
-def entropy(y):
-    p = np.bincount(y.ravel()) / y.size
-    return -(p[p > 0] * np.log(p[p > 0])).sum()
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("kind", ["probabilities", "logits", "one-hot", "binary", "binary logits"])
-def test_constant_losses_of_classes(kind):
-    rng = np.random.default_rng(0)
-    binary = kind.startswith("binary")
-    x, y = rng.normal(size=(32, 3)).astype("float32"), rng.integers(0, 2 if binary else 4, 32)
-    y[:10] = 1
-    logits = kind in ("logits", "binary logits")
-    activation = None if logits else "sigmoid" if binary else "softmax"
-    loss = {
-        "one-hot": keras.losses.CategoricalCrossentropy(),
-        "binary": "binary_crossentropy",
-        "binary logits": keras.losses.BinaryCrossentropy(from_logits=True),
-    }.get(kind, keras.losses.SparseCategoricalCrossentropy(from_logits=logits))
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", keras.layers.Dense(1 if binary else 4, activation=activation), loss)
-    trainer.compile("sgd")
-    targets = np.eye(4, dtype="float32")[y] if kind == "one-hot" else y.astype("float32")[:, None] if binary else y
-    report = trainer.diagnose([(x, {"a": targets})])
-    np.testing.assert_allclose(report.constant_losses, [entropy(y)], rtol=1e-3)
-
-
-@pytest.mark.thorough
-def test_constant_losses_and_labels_of_sequences():
-    trainer = tiny.trainer("sgd")
-    data = [tiny.data(12, time=time, seed=time) for time in (6, 4)]
-    report = trainer.diagnose(data)
-    tags = np.concatenate([targets["tag"].ravel() for _, targets in data])
-    np.testing.assert_allclose(report.constant_losses[0], entropy(tags[tags > 0]), rtol=1e-3)
-    price = np.concatenate([targets["price"] for _, targets in data])
-    size = np.concatenate([targets["size"] for _, targets in data])
-    np.testing.assert_allclose(report.labelled, [1, (price >= 0).mean(), np.isfinite(size).mean()])  # padding is no lack
-    np.testing.assert_allclose(report.constant_losses[2], np.nanvar(size), rtol=1e-4)
-    assert isinstance(trainer.heads["tag"].loss, losses.SequenceCrossentropy)
 
 
 def test_report_as_json_as_text_and_as_a_picture(diagnosed, monkeypatch):

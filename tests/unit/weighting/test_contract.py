@@ -46,21 +46,6 @@ def test_docstrings_have_a_formula_a_golden_value_and_a_source(method):
     assert len(inspect.getsource(inspect.getmodule(method)).splitlines()) <= 350
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_names(method):
-    assert type(weighting.get(method.__name__.lower())) is method
-    made = method()
-    assert weighting.get(made) is made
-
-
-def test_unknown_names_and_things():
-    with pytest.raises(ValueError, match=r"`weighting` must be one of 'DWA', .* Received: 'Uncertanty'. Did you mean 'Unc"):
-        weighting.get("Uncertanty")
-    with pytest.raises(TypeError, match=r"`weighting` must be a weighting, its name, or None\. Received: 3 of type int"):
-        weighting.get(3)
-    assert weighting.get(None) is None
-
-
 @pytest.mark.mathematics
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -175,7 +160,3 @@ def test_totals_that_are_no_scalar_and_unknown_needs():
         ValueError, match="`uses` of Squares may contain 'losses', 'norms', 'losses_after', 'step'. Received: 'time'"
     ):
         needy.bind(["a"])
-
-
-def test_checks_pass_what_is_right():
-    testing.check_weighting(Faulty("none"), num_heads=(3,), xla=False)

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, clipping, schedules, weighting
+from multihead import MultiHeadTrainer, clipping, schedules
 from tests.helpers import tiny
-from tests.helpers.cases import quick
-from tests.helpers.gathering import assert_alike, dataset
+from tests.helpers.gathering import dataset
 from tests.helpers.weighted import HEADS, adam
 
 pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("eager_updates")]
@@ -34,17 +33,6 @@ def test_logs_tell_losses_weights_and_regularizer_apart():
     learned = np.array(tiny.values(trainer.weighting.trainable_variables))
     losses = np.array([tiny.WEIGHTS[name] * evaluated[f"{name}_loss"] for name in HEADS])
     assert evaluated["loss"] == pytest.approx(np.sum(np.exp(-learned) * losses + learned) / 2, rel=1e-5)
-
-
-@pytest.mark.thorough
-def test_a_negative_total_is_no_harm():
-    options = {"weighting": "IMTLL", "run_eagerly": False}
-    trainer = tiny.trainer(keras.optimizers.Adam(0.05), heads=("size",), weights={"size": 1e-3}, **options)
-    inputs, targets = tiny.data(12, missing=False)
-    data = dataset([(inputs, {"size": targets["size"]})]).repeat(100)
-    history = trainer.fit(data, epochs=2, steps_per_epoch=50, verbose=0)
-    assert history.history["loss"][-1] < 0 < history.history["size_loss"][-1]
-    assert history.history["skipped_updates"] == [0, 0]
 
 
 def test_what_an_idle_head_learns_stays():
@@ -73,16 +61,6 @@ def test_a_skipped_update_leaves_the_weighting():
             trainer.fit(dataset([(inputs, broken)]), verbose=0)
         for a, b in zip(before, tiny.values(trainer.weighting.variables)):
             np.testing.assert_array_equal(a, b)
-
-
-def test_a_logarithm_of_a_negative_loss_skips_the_update():
-    trainer = tiny.trainer("sgd", heads=("size",), weighting="LogLoss")
-    trainer._setup.heads[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
-    inputs, targets = tiny.data(12)
-    with pytest.warns(
-        RuntimeWarning, match="1 of the epoch's updates was skipped because a loss or gradient was not finite: from head"
-    ):
-        trainer.fit(dataset([(inputs, {"size": targets["size"]})]), verbose=0)
 
 
 def test_learned_weights_are_not_clipped():
@@ -136,47 +114,6 @@ def test_famo_leaves_the_modules_state():
         assert np.any(plain != 0)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", quick(2, ["Uncertainty", "FAMO", "GradNorm", "DWA"]))
-def test_a_run_that_was_saved_goes_on(name, tmp_path):
-    data = dataset([tiny.data(12, seed=seed) for seed in range(2)])
-    whole = tiny.trainer(adam(), weighting=name)
-    whole.fit(data, epochs=2, verbose=0, shuffle=False)
-    whole.save_weights(str(tmp_path / "half.weights.h5"))
-    whole.fit(data, epochs=2, verbose=0, shuffle=False)
-    second = tiny.trainer(adam(), weighting=name)
-    second.fit(data.take(1), epochs=1, verbose=0, shuffle=False)  # builds, and moves everything elsewhere
-    second.load_weights(str(tmp_path / "half.weights.h5"))
-    second.fit(data, epochs=2, verbose=0, shuffle=False)
-    assert_alike(tiny.weights_of(second), tiny.weights_of(whole))
-    for a, b in zip(tiny.values(second.weighting.variables), tiny.values(whole.weighting.variables)):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-def test_a_whole_trainer_is_saved_with_its_weighting(tmp_path):
-    trainer = MultiHeadTrainer(keras.layers.Dense(4))
-    trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.compile("adam", weighting=weighting.DWA(temperature=3.0))
-    inputs = np.ones([8, 3], "float32")
-    trainer.fit(inputs, {"a": inputs[:, :1]}, verbose=0, epochs=2)
-    trainer.save(str(tmp_path / "trainer.keras"))
-    loaded = keras.models.load_model(str(tmp_path / "trainer.keras"))
-    assert loaded.weighting.temperature == 3.0
-    for a, b in zip(tiny.values(loaded.weighting.variables), tiny.values(trainer.weighting.variables)):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_weights_that_are_functions_are_logged():
-    trainer = tiny.trainer("sgd", weights={**tiny.WEIGHTS, "price": lambda update: 0.5 + tf.cast(update, tf.float32)})
-    history = trainer.fit(dataset([tiny.data(12)] * 3), verbose=0).history
-    assert history["price_weight"] == [pytest.approx(1.5)]
-
-
-def test_compile_names_the_weightings():
-    with pytest.raises(ValueError, match="`weighting` must be one of 'DWA', 'FAMO'"):
-        tiny.trainer("sgd", weighting="nothing")
-
-
 def test_compute_gradients_gives_what_is_learned():
     trainer = tiny.trainer("sgd", weighting="Uncertainty")
     pairs = trainer.compute_gradients(tiny.data(12))
@@ -185,61 +122,3 @@ def test_compute_gradients_gives_what_is_learned():
     assert all(float(gradient) != 0 for gradient, _ in learned)
     assert bool(trainer.apply_gradients(pairs))
     assert all(float(tf.convert_to_tensor(v)) != 0 for v in trainer.weighting.trainable_variables)
-
-
-def test_a_second_compile_leaves_nothing_of_the_first(tmp_path):
-    inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
-    targets = {"a": inputs[:, :1], "b": inputs[:, 1:2]}
-    trainer = MultiHeadTrainer(keras.layers.Dense(3))
-    for name in targets:
-        trainer.add_head(name, keras.layers.Dense(1), "mse")
-    counts = []
-    for _ in range(2):
-        trainer.compile("adam", weighting="Uncertainty", balancer="MoCo", balance_at="parameters")
-        trainer.fit(inputs, targets, verbose=0)
-        counts.append((len(trainer.weights), len(trainer.trainable_variables)))
-    assert counts[0] == counts[1]
-    trainer.save(str(tmp_path / "twice.keras"))
-    loaded = keras.models.load_model(str(tmp_path / "twice.keras"))
-    for mine, theirs in ((trainer.weighting, loaded.weighting), (trainer.balancer, loaded.balancer)):
-        for a, b in zip(tiny.values(mine.variables), tiny.values(theirs.variables), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def test_a_checkpoint_at_the_end_of_an_epoch_goes_on(tmp_path):
-    data = dataset([tiny.data(12, seed=seed) for seed in range(2)])
-    whole = tiny.trainer(adam(), weighting="DWA")
-    path = str(tmp_path / "{epoch}.weights.h5")
-    saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-    whole.fit(data, epochs=4, verbose=0, shuffle=False, callbacks=[saving])
-    second = tiny.trainer(adam(), weighting="DWA")
-    second.fit(data.take(1), epochs=1, verbose=0, shuffle=False)
-    second.load_weights(path.format(epoch=3))
-    second.fit(data, epochs=1, verbose=0, shuffle=False)
-    assert_alike(tiny.weights_of(second), tiny.weights_of(whole))
-
-
-def test_a_head_without_labels_is_not_evaluated():
-    inputs, targets = tiny.data(12, missing=False)
-    trainer = tiny.trainer("sgd", weighting="LogLoss")
-    trainer.fit(dataset([(inputs, targets)]), verbose=0)
-    without = {name: targets[name] for name in ("tag", "price")}
-    unlabelled = {**targets, "size": np.full(12, np.nan, "float32")}
-    expected, actual = (
-        trainer.evaluate(inputs, given, verbose=0, return_dict=True)["loss"] for given in (without, unlabelled)
-    )
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
-
-
-@pytest.mark.thorough
-def test_modules_that_are_not_built_yet_train_on_replicas(two_replicas):
-    inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
-    with two_replicas.scope():
-        trainer = MultiHeadTrainer(keras.layers.Dense(3))
-        trainer.add_head("a", keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)]), "mse")
-        trainer.compile("adam", weighting="Uncertainty")
-    history = trainer.fit(inputs, {"a": inputs[:, :1]}, batch_size=8, epochs=3, verbose=0).history["a_loss"]
-    assert history[-1] < history[0]
-    for variable in trainer.trainable_variables:
-        copies = two_replicas.experimental_local_results(tiny.tensor_variable(variable))
-        np.testing.assert_array_equal(*[copy.numpy() for copy in copies])
