@@ -220,7 +220,7 @@ def parser() -> Parser:
     add("--cache", type=Path, default=Path("runs/torch"), metavar="FOLDER",
         help="folder of the environment that is made otherwise (default: runs/torch)")  # fmt: skip
     add("--results", type=Path, default=LINES, metavar="FILE",
-        help=f"file of lines, written anew (default: {LINES.relative_to(ROOT)})")  # fmt: skip
+        help=f"file of lines, overwritten (default: {LINES.relative_to(ROOT)})")  # fmt: skip
     return made
 
 

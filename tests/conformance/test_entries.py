@@ -139,7 +139,7 @@ def test_the_option_changes_what_is_trained(option):
 
 
 IN_TURN = itertools.cycle(ENTRIES)
-CASES = {*REFUSED, *((next(IN_TURN), option) for option in (*UPDATES, *OTHERS) for _ in range(2))}
+CASES = dict.fromkeys([*REFUSED, *((next(IN_TURN), option) for option in (*UPDATES, *OTHERS) for _ in range(2))])
 SLOW = (
     "run_eagerly",
     "steps_per_execution",

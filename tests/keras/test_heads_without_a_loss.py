@@ -42,7 +42,7 @@ def targets(*names):
         ({"run_eagerly": False, "gradient_accumulation_steps": 2, "telemetry": "full"}, False),
         ({"head_schedule": schedules.Alternate({"price": 1, "kind": 2})}, True),
     ],
-    ids=str,
+    ids=["micro-batches-True", "accumulated-False", "schedule-True"],
 )
 def test_training_is_what_it_is_without_the_head(options, with_targets):
     with_it, without = trainer(**options), trainer(measured=False, **options)
