@@ -36,8 +36,7 @@ from multihead.heads._named import weigh_classes
 from multihead.heads._value import is_zero
 from multihead.telemetry._epoch_end import EpochEnd
 
-Step = Callable[[Iterator[Nested]], Logs]
-"""From an iterator of batches to logs."""
+Step = Callable[[Iterator[Nested]], Logs]  # from an iterator of batches
 
 
 class FittedTrainer(TrainerState):
@@ -94,6 +93,8 @@ class FittedTrainer(TrainerState):
             batch = unpack(data, self._setup.all_names)
             for name in batch.targets.keys() - masked:
                 weights, spec = batch.sample_weights.get(name), predictions[name].spec
+                if argument != "x":  # sequences may be longer there, or shorter
+                    spec = tf.TensorSpec([*spec.shape[:1], *[None] * (spec.shape.rank - 2), *spec.shape[1:][-1:]], spec.dtype)
                 _, weights = self._setup.head(name).mask_missing(batch.targets[name], weights, spec, None)
                 if tf.executing_eagerly() and not bool(tf.reduce_all(weights > 0)):
                     complete.discard(name)
