@@ -94,7 +94,8 @@ class FittedTrainer(TrainerState):
             for name in batch.targets.keys() - masked:
                 weights, spec = batch.sample_weights.get(name), predictions[name].spec
                 if argument != "x":  # sequences may be longer there, or shorter
-                    spec = tf.TensorSpec([*spec.shape[:1], *[None] * (spec.shape.rank - 2), *spec.shape[1:][-1:]], spec.dtype)
+                    inner = range(1, len(spec.shape) - 1)
+                    spec = tf.TensorSpec([None if i in inner else n for i, n in enumerate(spec.shape)], spec.dtype)
                 _, weights = self._setup.head(name).mask_missing(batch.targets[name], weights, spec, None)
                 if tf.executing_eagerly() and not bool(tf.reduce_all(weights > 0)):
                     complete.discard(name)
@@ -191,9 +192,8 @@ class FittedTrainer(TrainerState):
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         built = self._require_built()
-        spec, logs = built.spec, built.logs
+        spec, logs, step = built.spec, built.logs, self.update_count
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
-        step = self.update_count
         weights = head_weights_at(self._setup.trained, step)
         logs.add_evaluated(**evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
