@@ -64,7 +64,7 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
-    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart."""
+    """Checks the shapes and dtypes of targets, or of their spec; returns the number of axes that index the elements."""
     check_dense(spec.targets, targets)
     if predictions.shape.rank is None:
         raise ValueError(
@@ -151,9 +151,9 @@ def find_problems(
 ) -> list[Problem]:
     """The rules that the labels and weights of a batch could break.
 
-    The targets have the axes that the loss expects, of which `rank` tell the elements apart. `lacking` says which of them
-    mark a missing label, `considered` which elements weights and masks do not leave out; `given` are sample weights. Each
-    may be None.
+    The targets have the axes that the loss expects; the first `rank` of them index the elements. `lacking` are booleans:
+    which targets mark a missing label; `considered` are booleans: which elements the weights and masks keep; `given` are the
+    sample weights. Each of these three may be None.
     """
     inner = list(range(rank, targets.shape.rank))
     inside = None if considered is None else with_inner(considered, targets)
