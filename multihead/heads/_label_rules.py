@@ -12,11 +12,11 @@ from multihead._ground.validation import check_dense
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
 
-# How far beside their range soft labels may lie by the rounding of what computed them.
+# How far outside their range soft labels may lie because they were rounded.
 _ROUNDING = 1e-3
 _OF_SEQUENCES = (
-    " A module that reads the targets returns something for each of them, too; for the log likelihood of a sequence of tags "
-    "use `multihead.models.CRFTagger`."
+    " A module that reads the targets must return one value for each of them, too; for the log likelihood of a sequence of "
+    "tags use `multihead.models.CRFTagger`."
 )
 _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
 
@@ -69,7 +69,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
     if predictions.shape.rank is None:
         raise ValueError(
             f"The predictions of head {spec.name!r} must have a known number of axes. Received: a shape that is unknown "
-            "until it runs. Let the module end in `tf.ensure_shape`."
+            "until the module runs. Let the module end in `tf.ensure_shape`."
         )
     dtype = targets.dtype
     for label in spec.ignore_labels:

@@ -224,5 +224,5 @@ def why_not_scaled(loss: losses.ElementLoss, class_weight: Mapping[int, float] |
     if known is not None and (known.over == CLASSES or known.low is not None):
         return "takes classes, probabilities or signs"
     if known is not None and known.positive:
-        return "takes numbers of at least 0, which scaled targets are not"
+        return "takes numbers of at least 0, while scaled targets may be negative"
     return None if class_weight is None else "is weighted by class, and scaled targets are no classes"
