@@ -27,7 +27,7 @@ class Head:
     """One head of a `MultiHeadTrainer`: a module that reads the representation, and the loss that it is trained on.
 
     A head cannot be changed; `dataclasses.replace(head, weight=0.5)` makes another one on the same module.
-    Most heads need the first group of arguments at most; the second is for special cases.
+    Most heads need only the first group of arguments; the second is for special cases.
 
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
