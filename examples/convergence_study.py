@@ -95,7 +95,7 @@ class Study:
         train = self._data.splits["train"]
         vocabularies = batches.vocabularies(train)
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
-        self._ids = batches.Vectorizers.of(*vocabularies)
+        self._ids = batches.Vectorizers(*vocabularies)
         _, replies = self._ids(train.texts, train.targets)
         self._reply_length = min(LONGEST, int(tf.reduce_max(replies.row_lengths())))
 
@@ -105,7 +105,7 @@ class Study:
         ends: dict[str, Any] = {"start_id": START_ID, "end_id": END_ID, "maximum_length": LONGEST}
         decoder = Seq2SeqDecoder(target, 32, units, cell="gru", attention=None, **ends)
         encoder = FinalState(Seq2SeqEncoder(source, 32, units, cell="gru"))
-        reply, price = Reply(decoder), Price(PriceClassifier(len(self._data.ranges.names), hidden_units=units))
+        reply, price = Reply(decoder), Price(PriceClassifier(len(self._data.heads["price"].names), hidden_units=units))
         ids = tf.ones([1, 1], tf.int32)
         hidden = encoder(ids)
         reply(hidden, ids)
@@ -120,7 +120,11 @@ class Study:
         found = self._data.splits[split]
         ids, reply = self._ids(found.texts, found.targets)
         short = ((ids.row_lengths() <= LONGEST) & (reply.row_lengths() <= LONGEST)).numpy()
-        arrays = ids.to_tensor(shape=[None, LONGEST]), reply.to_tensor(shape=[None, self._reply_length]), found.labels
+        arrays = (
+            ids.to_tensor(shape=[None, LONGEST]),
+            reply.to_tensor(shape=[None, self._reply_length]),
+            found.labels["price"],
+        )
         x, replies, prices = (np.asarray(each)[short].astype(np.int32) for each in arrays)
         return x, {"reply": replies, "price": prices}
 

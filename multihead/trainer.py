@@ -161,7 +161,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     ) -> None:
         """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
-        Most heads need the first group of arguments at most; the second is for special cases.
+        Most heads need only the first group of arguments; the second is for special cases.
 
         Args:
             name: The key of the head's targets, sample weights and logs.
@@ -283,7 +283,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     ) -> None:
         """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
-        Most trainings need the first group of arguments at most; the second is for special cases.
+        Most users need only the first group of arguments; the second is for special cases.
 
         Args:
             optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: for a trainer

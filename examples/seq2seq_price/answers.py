@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,13 +20,6 @@ from multihead import MultiHeadTrainer
 
 WEIGHTS_FILE = "model.weights.h5"
 PREDICTION_ROWS = 256
-
-
-class Answers(NamedTuple):
-    """A model's predictions for texts: the replies, None without a decoder; by head, what its column's `predict` gives."""
-
-    replies: list[str] | None
-    by_head: Mapping[str, Sequence[np.ndarray]] = MappingProxyType({})
 
 
 class PriceModel:
@@ -45,7 +37,7 @@ class PriceModel:
         heads: Sequence[str] = ("reply", "price"),
     ) -> None:
         self.sizes, self.vocabularies = sizes, vocabularies
-        self.vectorizers = Vectorizers.of(*vocabularies)
+        self.vectorizers = Vectorizers(*vocabularies)
         self.read_target = TargetReader(vocabularies[1])
         self.columns = {column.head: column for column in columns if column.head in heads}
         reply = {"reply": model.reply_head(sizes)} if "reply" in heads else {}
@@ -59,8 +51,8 @@ class PriceModel:
         heads = list(self.trainer.heads)
         return batches.map(lambda ids, targets: (ids, {head: targets[head] for head in heads}))
 
-    def answer(self, texts: Sequence[str], *, beam_width: int = 1) -> Answers:
-        """Predicts replies, price ranges and whatever else the model has heads for, for at least one text."""
+    def answer(self, texts: Sequence[str], *, beam_width: int = 1) -> dict[str, list[Any]]:
+        """The answers of each head to at least one text: replies, and what the columns' `predict` gives."""
         ids = self.vectorizers.source(list(texts))
         order = np.argsort(ids.row_lengths().numpy(), kind="stable")
         found: dict[str, list[Any]] = {}
@@ -75,7 +67,7 @@ class PriceModel:
                 of_texts = found.setdefault(head, [None] * len(texts))
                 for row, answer in zip(rows, self.read_target(answers) if head == "reply" else answers.numpy()):
                     of_texts[row] = answer
-        return Answers(found.pop("reply", None), found)
+        return found
 
     def _heads(self, ids: tf.Tensor, beam_width: int) -> dict[str, tf.Tensor]:
         representation = self.trainer.encoder(ids, training=False)
@@ -127,12 +119,6 @@ def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:
     Raises:
         InputError: The folder contains no model, or one that cannot be loaded.
     """
-    missing = [name for name in (SETTINGS_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
-    if missing:
-        raise InputError(
-            f"`--load` must be the folder of a finished run. Received: {str(folder)!r}, without {', '.join(missing)}. "
-            "Train first, or correct the path."
-        )
     try:
         settings: dict[str, Any] = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
         columns = [from_json(saved) for saved in settings["head_columns"]]
@@ -141,8 +127,8 @@ def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:
         found.trainer.build_from_config(settings["batches"])
         found.trainer.load_weights(str(folder / WEIGHTS_FILE))
     except (KeyError, TypeError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"`--load` must be the folder of a finished run. Received: {str(folder)!r}, which cannot be loaded: {reason}"
+            f"`--load` must be the folder of a finished run. Received: {str(folder)!r}, which cannot be loaded: {error}. "
+            "Train first, or correct the path."
         ) from error
     return found, settings["columns"]

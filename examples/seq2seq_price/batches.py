@@ -11,9 +11,7 @@ their tokens are words and runs of punctuation, and a mark shows where a run is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -24,25 +22,17 @@ from examples.seq2seq_price.model import END_ID, PADDING_ID
 
 SPECIAL = ("<start>", "<end>")
 JOINER = "￭"
-NUM_BUCKETS = (8, 1)
-"""Rows are batched with rows of similar source length; see `buckets_by_length`."""
 Standardize = Callable[[tf.Tensor], tf.Tensor]
 _WORD = r"[\pL\pM\pN_]"
 _PUNCTUATION = r"[^\s\pL\pM\pN_]+"
 
 
 class Examples(NamedTuple):
-    """Rows as the model reads them; a target without a token is missing, and labels are numbers of price ranges."""
+    """Rows as the model reads them: a target without a token is missing, and `labels` are those of the other heads."""
 
     texts: list[str]
     targets: list[str]
-    labels: np.ndarray
-    additional: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def by_head(self) -> dict[str, Any]:
-        """The targets of all heads except the reply."""
-        return {"price": self.labels, **self.additional}
+    labels: dict[str, Any]
 
 
 @keras.saving.register_keras_serializable(package="seq2seq_price")
@@ -73,20 +63,13 @@ def tokens_per_word(texts: Sequence[str]) -> list[list[int]]:
     return words.with_flat_values(tokens).to_list()
 
 
-def longest(texts: Sequence[str], standardize: Standardize) -> int:
-    """The number of tokens in the longest of at least one text."""
-    return int(tf.reduce_max(tf.strings.split(standardize(tf.constant(texts))).row_lengths()))
-
-
 def build_vocabulary(texts: Sequence[str], standardize: Standardize, *, least: int = 1) -> list[str]:
     """The special tokens, then those of the texts with at least `least` occurrences, the most frequent first.
 
     Rarer tokens become the unknown token, so that it is trained. Ids begin with 2.
     """
-    counts: Counter[str] = Counter()
-    for start in range(0, len(texts), 4096):
-        tokens = tf.strings.split(standardize(tf.constant(texts[start : start + 4096]))).flat_values
-        counts.update(token.decode() for token in tokens.numpy())
+    tokens = tf.strings.split(standardize(tf.constant(texts))).flat_values
+    counts = Counter(token.decode() for token in tokens.numpy())
     kept = [token for token, count in counts.items() if count >= least and token not in SPECIAL]
     return [*SPECIAL, *sorted(kept, key=lambda token: (-counts[token], token))]
 
@@ -128,17 +111,11 @@ class TargetReader:
         return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
 
 
-@dataclass(frozen=True)
 class Vectorizers:
-    """The layers that turn texts and targets into ids."""
+    """The layers that turn texts and targets into ids, from their vocabularies."""
 
-    source: keras.layers.Layer
-    target: keras.layers.Layer
-
-    @classmethod
-    def of(cls, sources: Sequence[str], targets: Sequence[str]) -> Vectorizers:
-        """Those of two vocabularies."""
-        return cls(vectorizer(sources, standardize_source), vectorizer(targets, standardize_target))
+    def __init__(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        self.source, self.target = vectorizer(sources, standardize_source), vectorizer(targets, standardize_target)
 
     def __call__(self, texts: Any, targets: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         """Ragged int64 ids of sources and of targets, the latter with end ids."""
@@ -150,42 +127,27 @@ def training_batches(
 ) -> tuple[tf.data.Dataset, int]:
     """Batches of rows of similar lengths, reshuffled in every epoch, and their number per epoch.
 
-    They are `(ids, {"reply": ids, "price": labels, **additional})`. The last batch of each bucket may be smaller.
+    They are `(ids, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller.
     """
     sources, targets = vectorizers(examples.texts, examples.targets)
-    buckets = buckets_by_length(sources.row_lengths().numpy(), targets.row_lengths().numpy(), NUM_BUCKETS)
-    rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.by_head, buckets))
-    batches = rows.shuffle(len(buckets), seed=seed).map(_as_vectors)
+    lengths = sources.row_lengths().numpy()
+    ends = 1 + np.unique(np.quantile(lengths, np.arange(1, 8) / 8).astype(int))
+    rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels))
+    batches = rows.shuffle(len(lengths), seed=seed).map(_as_vectors)
     batches = batches.bucket_by_sequence_length(
-        lambda source, target, label, bucket: bucket,
-        bucket_boundaries=list(range(1, max(buckets) + 1)),
-        bucket_batch_sizes=[batch_size] * (max(buckets) + 1),
+        lambda source, target, labels: tf.size(source), ends.tolist(), [batch_size] * (len(ends) + 1)
     )
-    steps = int(np.ceil(np.bincount(buckets) / batch_size).sum())
+    steps = int(np.ceil(np.bincount(np.searchsorted(ends, lengths, side="right")) / batch_size).sum())
     batches = batches.map(_as_batch).apply(tf.data.experimental.assert_cardinality(steps)).prefetch(4)
     return _without_tuner(batches), steps
-
-
-def buckets_by_length(sources: np.ndarray, targets: np.ndarray, numbers: tuple[int, int]) -> np.ndarray:
-    """Bucket indices from 0, int32 `[rows]`: so many buckets by source length, and so many within each by target length."""
-
-    def shares(lengths: np.ndarray, number: int) -> np.ndarray:
-        return np.searchsorted(np.unique(np.quantile(lengths, np.arange(1, number) / number)), lengths)
-
-    buckets = shares(sources, numbers[0]) * numbers[1]
-    for first in np.unique(buckets):
-        members = buckets == first
-        buckets[members] += shares(targets[members], numbers[1])
-    return buckets.astype(np.int32)
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
     """Batches as for training, but of all rows from short to long, in a fixed order."""
     sources, targets = vectorizers(examples.texts, examples.targets)
     order = tf.argsort(sources.row_lengths() + targets.row_lengths(), stable=True)
-    columns = (sources, targets, examples.by_head)
-    rows = tf.nest.map_structure(lambda column: tf.gather(column, order), columns)
-    data = tf.data.Dataset.from_tensor_slices((*rows, np.zeros(len(examples.texts), np.int32))).map(_as_vectors)
+    rows = tf.nest.map_structure(lambda column: tf.gather(column, order), (sources, targets, examples.labels))
+    data = tf.data.Dataset.from_tensor_slices(rows).map(_as_vectors)
     return _without_tuner(data.padded_batch(batch_size).map(_as_batch).cache())
 
 
@@ -199,14 +161,12 @@ def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def _as_vectors(source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor], bucket: tf.Tensor) -> tuple[Any, ...]:
+def _as_vectors(source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
     """Rows of ragged ids as dense vectors."""
-    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), labels, bucket
+    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), labels
 
 
-def _as_batch(
-    source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor], bucket: tf.Tensor
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def _as_batch(source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
     labels = {head: _with_a_step(label) for head, label in labels.items()}
     return tf.cast(source, tf.int32), {"reply": tf.cast(_with_a_step(target), tf.int32), **labels}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ from examples._command_line import InputError
 from examples.seq2seq_price.batches import tokens_per_word
 from examples.seq2seq_price.model import NO_LABEL, price_head
 from multihead import Head, losses
-from multihead.models import Classifier, Regressor, TokenTagger
+from multihead.models import Regressor, TokenTagger
 
 MISSING = "(missing)"
 """The name of the class for rows without a label, if missing labels are a class."""
@@ -31,27 +32,22 @@ def head_names(columns: Sequence[str]) -> list[str]:
     """
     names = [re.sub(r"[^A-Za-z0-9-]+", "_", column) for column in columns]
     for place, name in enumerate(names):
-        if columns[place] in columns[:place]:
-            raise InputError(
-                f"--label, --number and --tags must name each column once. Received: {columns[place]!r} twice. Omit one."
-            )
         if name in ("reply", "price", *names[:place]):
             raise InputError(
                 f"The columns of --label, --number and --tags must lead to different names of heads. Received: "
-                f"{columns[place]!r}, whose head would be another {name!r}. Rename the column."
+                f"{columns[place]!r}, whose head would be another {name!r}. Rename or omit the column."
             )
     return names
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """A column of classes, for a `Classifier`, or a `PriceClassifier` for the head `price`.
+    """A column of classes, such as price ranges, for a `PriceClassifier`.
 
     The `names` of the classes are in the order of their numbers. A numeric column has inner bin `edges` in ascending order.
     `missing_is_class` makes an empty label a class of its own, the last one; otherwise it is a missing label.
     """
 
-    kind: ClassVar[str] = "label"
     head: str
     column: str
     names: tuple[str, ...]
@@ -65,27 +61,17 @@ class LabelColumn:
         """Finds the classes in the training rows; `bands` bins a numeric column into equal fractions of the rows.
 
         Raises:
-            InputError: No row has a label, there is only one class, or a label is not a number.
+            InputError: There are fewer than two different labels, or a label is not a number.
         """
         present = [cell for cell in cells if cell]
-        if not present:
-            raise InputError(
-                f"The column `{column}` must contain labels. Received: {len(cells)} empty labels in the training "
-                "rows. Choose another column with --label."
-            )
         if bands is None:
-            names, edges = tuple(sorted(set(present))), None
+            names, edges = _different(column, "labels", present, "--label"), None
         else:
-            numbers = _numbers(column, present, bands=True)
-            cuts, distinct = np.quantile(numbers, np.arange(1, bands) / bands), np.unique(numbers)
+            numbers = _numbers(column, present)
+            _, second, *_ = _different(column, "labels", numbers.tolist(), "--label")
             # If the smallest number fills the first bins, the second range begins at the next larger number.
-            edges = tuple(np.unique(np.maximum(cuts, distinct[1])).tolist()) if len(distinct) > 1 else ()
+            edges = tuple(np.unique(np.maximum(np.quantile(numbers, np.arange(1, bands) / bands), second)).tolist())
             names = band_names(edges)
-        if len(names) < 2:
-            raise InputError(
-                f"The column `{column}` must contain at least two different labels. Received: only one, {names[0]!r}. "
-                "Choose another column with --label, or bin a numeric column with --bands."
-            )
         return cls(head, column, (*names, MISSING) if missing_is_class else names, edges, missing_is_class)
 
     def targets(self, cells: Sequence[str], texts: Sequence[str]) -> np.ndarray:
@@ -96,23 +82,14 @@ class LabelColumn:
         """
         empty = len(self.names) - 1 if self.missing_is_class else NO_LABEL
         if self.edges is not None:
-            numbers = _numbers(self.column, cells, bands=True)
+            numbers = _numbers(self.column, cells)
             return np.where(np.isnan(numbers), empty, np.searchsorted(self.edges, numbers, side="right")).astype(np.int32)
         index = {**{name: number for number, name in enumerate(self.names)}, "": empty}
-        unknown = [cell for cell in cells if cell not in index]
-        if unknown:
-            raise InputError(
-                f"The column `{self.column}` must contain labels that occur in the training rows: "
-                f"{_listed(self.names)}. Received: {unknown[0]!r}. Correct or remove the label."
-            )
-        return np.array([index[cell] for cell in cells], np.int32)
+        return np.array(_known(self.column, "labels", index, cells), np.int32)
 
     def make_head(self, units: int) -> Head:
         """A classifier."""
-        if self.head == "price":
-            return price_head(len(self.names), units)
-        module = Classifier(len(self.names), hidden_units=units, pool=True)
-        return Head(module, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
+        return price_head(len(self.names), units)
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Probabilities, `[batch, classes]`."""
@@ -143,7 +120,6 @@ class LabelColumn:
 class NumberColumn:
     """A column of numbers, for a `Regressor`, which is trained on them scaled to mean 0 and standard deviation 1."""
 
-    kind: ClassVar[str] = "number"
     head: str
     column: str
     mean: float
@@ -158,11 +134,7 @@ class NumberColumn:
         """
         numbers = _numbers(column, cells)
         present = numbers[~np.isnan(numbers)]
-        if len(np.unique(present)) < 2:
-            raise InputError(
-                f"The column `{column}` must contain at least two different numbers. Received: "
-                f"{len(np.unique(present))} in the training rows. Choose another column with --number."
-            )
+        _different(column, "numbers", present.tolist(), "--number")
         return cls(head, column, float(present.mean()), float(present.std()))
 
     def targets(self, cells: Sequence[str], texts: Sequence[str]) -> np.ndarray:
@@ -205,7 +177,6 @@ class TagColumn:
     from 1.
     """
 
-    kind: ClassVar[str] = "tags"
     head: str
     column: str
     names: tuple[str, ...]
@@ -217,13 +188,7 @@ class TagColumn:
         Raises:
             InputError: There are fewer than two.
         """
-        names = sorted({name for cell in cells for name in cell.split()})
-        if len(names) < 2:
-            raise InputError(
-                f"The column `{column}` must contain at least two different tags. Received: {len(names)} in the training "
-                "rows. Choose another column with --tags."
-            )
-        return cls(head, column, tuple(names))
+        return cls(head, column, _different(column, "tags", " ".join(cells).split(), "--tags"))
 
     def targets(self, cells: Sequence[str], texts: Sequence[str]) -> tf.RaggedTensor:
         """Numbers of tags, ragged int32 `[rows, tokens]`; 0 for none.
@@ -241,15 +206,8 @@ class TagColumn:
                     f"Received: {len(tags)} tags for the {len(counts)} words of {asked!r}. Correct the row, or "
                     "leave the cell empty."
                 )
-            unknown = [name for name in tags if name not in number]
-            if unknown:
-                raise InputError(
-                    f"The column `{self.column}` must contain tags that occur in the training rows: "
-                    f"{_listed(self.names)}. Received: {unknown[0]!r}. Correct or remove the tags."
-                )
             row = np.zeros([sum(counts)], np.int32)
-            if tags:
-                row[_starts(counts)] = [number[name] for name in tags]
+            row[_starts(counts)[: len(tags)]] = _known(self.column, "tags", number, tags)
             rows.append(row)
         return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(row) for row in rows])
 
@@ -291,20 +249,18 @@ Column = LabelColumn | NumberColumn | TagColumn
 
 def to_json(column: Column) -> dict[str, Any]:
     """What `from_json` takes."""
-    return {"kind": column.kind, **asdict(column)}
+    return {"kind": type(column).__name__, **asdict(column)}
 
 
 def from_json(saved: dict[str, Any]) -> Column:
     """The column of which `to_json` returned this, after a round trip through JSON."""
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
-    kinds: dict[str, type[Column]] = {each.kind: each for each in (LabelColumn, NumberColumn, TagColumn)}
+    kinds: dict[str, type[Column]] = {each.__name__: each for each in (LabelColumn, NumberColumn, TagColumn)}
     return kinds[options.pop("kind")](**options)
 
 
 def band_names(edges: Sequence[float]) -> tuple[str, ...]:
     """`("under 100", "100 to 300", "300 and more")` for the inner edges 100 and 300."""
-    if not edges:
-        return ("all",)
     texts = [f"{edge:.6g}" for edge in edges]
     inner = (f"{low} to {high}" for low, high in zip(texts, texts[1:]))
     return (f"under {texts[0]}", *inner, f"{texts[-1]} and more")
@@ -316,31 +272,44 @@ def accuracy(labels: np.ndarray, predicted: np.ndarray, head: str = "price") -> 
     return {f"{head}_accuracy": float(np.mean((labels == predicted)[labelled]))} if labelled.any() else {}
 
 
-def _numbers(column: str, cells: Sequence[str], *, bands: bool = False) -> np.ndarray:
+def _numbers(column: str, cells: Sequence[str]) -> np.ndarray:
     """The cells' numbers, float64 `[rows]`; NaN where a cell is empty."""
     numbers = np.full([len(cells)], np.nan)
-    for row, cell in enumerate(cells):
-        if not cell:
-            continue
-        try:
+    for row, cell in ((row, cell) for row, cell in enumerate(cells) if cell):
+        with contextlib.suppress(ValueError):
             numbers[row] = float(cell)
-        except ValueError:
-            pass
         if not np.isfinite(numbers[row]):
-            advice = "Correct the cell, or leave it empty; use --label for classes."
             raise InputError(
-                f"The column `{column}` must contain numbers{' if --bands is given' if bands else ''}. Received: {cell!r}. "
-                f"{'Omit --bands to use the texts as classes.' if bands else advice}"
+                f"The column `{column}` must contain numbers. Received: {cell!r}. Correct the cell, or leave it empty; for "
+                "classes, use --label without --bands."
             )
     return numbers
+
+
+def _different(column: str, kind: str, values: Iterable[Any], option: str) -> tuple[Any, ...]:
+    """The different values of the training rows, in order."""
+    found = tuple(sorted(set(values)))
+    if len(found) < 2:
+        raise InputError(
+            f"The column `{column}` must contain at least two different {kind}. Received: {len(found)} in the training "
+            f"rows. Choose another column with {option}."
+        )
+    return found
+
+
+def _known(column: str, kind: str, numbers: dict[str, int], cells: Sequence[str]) -> list[int]:
+    """The numbers of labels or tags, all of which must occur in the training rows."""
+    for cell in cells:
+        if cell not in numbers:
+            known = [repr(name) for name in numbers if name]
+            shown = ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
+            raise InputError(
+                f"The column `{column}` must contain {kind} that occur in the training rows: {shown}. Received: {cell!r}. "
+                f"Correct or remove the {kind}."
+            )
+    return [numbers[cell] for cell in cells]
 
 
 def _starts(counts: Sequence[int]) -> np.ndarray:
     """The position of each word's first token."""
     return np.cumsum([0, *counts], dtype=np.int64)[:-1]
-
-
-def _listed(names: Sequence[str], limit: int = 10) -> str:
-    """Names for a message: all of them, or the first and the number of the others."""
-    shown = ", ".join(map(repr, names[:limit]))
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

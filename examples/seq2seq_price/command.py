@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--label", **COLUMN, nargs="+", default=["price_range"], help="column with the price ranges; each additional column "
         "adds a classifier, a head named after the column (default: price_range)")
     add("--number", **COLUMN, nargs="+", default=[], help="numeric columns, each of which adds a regressor")
-    add("--tags", **COLUMN, help="column with one tag per word of the source text, space-separated; adds a tagger")
+    add("--tags", **COLUMN, nargs=1, default=[],
+        help="column with one tag per word of the source text, space-separated; adds a tagger")
     add("--bands", metavar="N", type=whole(2),
         help="divide a numeric label column (the first one) into N price ranges with equal numbers of rows")
     add("--missing", choices=("ignore", "class"), default="ignore",
         help="treat an empty label as missing, or as a class of its own; an empty target is missing in any case")
-    add("--max-tokens", **COUNT, default=200, help="maximum length of a source or target (default: 200)")
     add("--orders", metavar="N", type=whole(20), default=6000,
         help="generated orders to train on; N/6 more, or N/10 for one model only, are held out (default: 6000)")
 
@@ -68,16 +68,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--layers", **COUNT, help="layers of the encoder and of the decoder (default: 1, of a transformer 2)")
     add("--attention", choices=("luong", "bahdanau", "none"),
         help="attention of a recurrent decoder" + _defaults("attention"))
-    add("--dropout", metavar="RATE", type=_number(0, below=1), help="dropout rate" + _defaults("dropout"))
+    add("--dropout", metavar="RATE", type=float, help="dropout rate" + _defaults("dropout"))
 
     add = parser.add_argument_group("training").add_argument
     add("--epochs", **COUNT, help="passes over the training rows" + _defaults("epochs"))
     add("--patience", **COUNT, help="stop after N epochs without a lower validation loss; by default, train for all epochs "
         "(in both cases, the weights of the best epoch are restored)")
     add("--batch-size", **COUNT, help="rows per batch" + _defaults("batch_size"))
-    add("--learning-rate", metavar="RATE", type=_number(0, open_start=True),
+    add("--learning-rate", metavar="RATE", type=float,
         help="initial learning rate of AdamW, with cosine decay to 0" + _defaults("learning_rate"))
-    add("--weight-decay", metavar="W", type=_number(0), help="weight decay of AdamW" + _defaults("weight_decay"))
+    add("--weight-decay", metavar="W", type=float, help="weight decay of AdamW" + _defaults("weight_decay"))
     add("--balancer", metavar="NAME",
         help="train one model only, with this balancer for the heads' gradients, for example NormFloor")
     add("--micro-batches", **COUNT, default=1, help="micro-batches per batch, to save memory")
@@ -106,6 +106,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if vars(options)[name] is None:
             setattr(options, name, default)
     options.attention = None if options.attention == "none" else options.attention
+    rates = {name: vars(options)[name] for name in ("dropout", "learning_rate", "weight_decay")}
+    if not (0 <= options.dropout < 1 and 0 < options.learning_rate < math.inf and 0 <= options.weight_decay < math.inf):
+        parser.error(
+            "--dropout must be at least 0 and below 1, --learning-rate above 0, and --weight-decay at least 0. "
+            f"Received: {rates}. Correct the rate."
+        )
     asked = options.predict is not None or options.export is not None
     if (options.load is None and options.predict is not None) or (options.load is not None and not asked):
         parser.error(
@@ -113,8 +119,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             "folder to --export it to."
         )
     if options.train is None:
-        of_files = {"dev": options.dev, "test": options.test, **_of_tables(options)}
-        unused = next((name for name, value in of_files.items() if value), None)
+        of_files = ("dev", "test", "bands", "separator", "quotes", "number", "tags")
+        unused = next((name for name in of_files if vars(options)[name]), "label" if options.label[1:] else None)
         if unused is not None:
             parser.error(f"--{unused} requires --train. Pass the file to train on, or omit --{unused}.")
     elif options.dev is None:
@@ -141,20 +147,17 @@ def check_output(options: argparse.Namespace) -> bool:
     folder = Path(options.output)
     is_interrupted = (folder / CHECKPOINT / "run.checkpoint").is_file()
     is_finished = (folder / SETTINGS_FILE).is_file() and not is_interrupted
+    received = f"Received: {options.output!r}, which has "
+    received += "an interrupted one." if is_interrupted else "a finished one." if is_finished else "none."
     if not options.resume and (is_interrupted or is_finished):
-        kind = "an interrupted one" if is_interrupted else "a finished one"
         remedy = "Add --resume to continue it, or pass" if is_interrupted else "Pass"
         raise InputError(
-            f"`--output` must be a folder without a run. Received: {options.output!r}, which has {kind}. "
-            f"{remedy} another --output, or remove the folder."
+            f"`--output` must be a folder without a run. {received} {remedy} another --output, or remove the folder."
         )
     # Workers are started again by a program, which need not know how far they were.
     if options.resume and not is_interrupted and options.strategy != "multi-worker":
-        remedy = "Pass the folder to --load to use its model, or another --output" if is_finished else "Omit --resume"
-        raise InputError(
-            f"`--resume` requires an interrupted run. Received: {options.output!r}, which has "
-            f"{'a finished one' if is_finished else 'none'}. {remedy}."
-        )
+        remedy = "Pass the folder to --load to use its model, or another --output." if is_finished else "Omit --resume."
+        raise InputError(f"`--resume` requires an interrupted run. {received} {remedy}")
     return is_finished
 
 
@@ -173,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from examples.seq2seq_price import comparison, run
 
         work = comparison.compare if compares(options) else run.train if options.load is None else run.use
-        work(options, run.Console())
+        work(options)
     except (ImportError, InputError) as error:
         return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
@@ -187,31 +190,8 @@ def as_worker(options: dict[str, Any]) -> None:
     """What each worker of Ray runs; one that is started again continues."""
     from examples.seq2seq_price import run
 
-    run.train(argparse.Namespace(**{**options, "resume": True}), run.Console())
-
-
-def _of_tables(options: argparse.Namespace) -> dict[str, Any]:
-    """What was passed for options that need a table; of the labels, those of additional heads."""
-    names = ("bands", "separator", "quotes", "number", "tags")
-    return {**{name: vars(options)[name] for name in names}, "label": options.label[1:]}
+    run.train(argparse.Namespace(**{**options, "resume": True}))
 
 
 def _defaults(name: str) -> str:
     return f" (default: {ORDERS[name]}, with --train {FILES[name]})"
-
-
-def _number(start: float, *, below: float = math.inf, open_start: bool = False) -> Callable[[str], float]:
-    """A type for `argparse`: numbers from `start`, or above it, to below `below`."""
-    rule = f"{'above' if open_start else 'of at least'} {start:g}"
-    rule += f" and below {below:g}" if below < math.inf else ""
-
-    def convert(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (start < number < below or (number == start and not open_start)):
-            raise argparse.ArgumentTypeError(f"must be a number {rule}. Received: {text!r}.")
-        return number
-
-    return convert

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from examples.seq2seq_price.answers import PriceModel
 from examples.seq2seq_price.batches import training_batches
 from examples.seq2seq_price.command import check_output
 from examples.seq2seq_price.data import Data, workshop_data
-from examples.seq2seq_price.run import build_model, export, made
+from examples.seq2seq_price.run import build_model, export, make_folders
 from multihead import MultiHeadTrainer
 
 ALONE, PLAIN, BALANCED = "each head alone", "plain sum", "balanced"
@@ -27,32 +28,31 @@ WHAT = {"reply": "exact replies", "price": "right prices"}
 Rows = Mapping[str, Mapping[str, float]]
 
 
-def compare(options: Namespace, console: Console) -> None:
+def compare(options: Namespace) -> None:
     """Trains in all ways, prints what came out, and keeps the balanced model in `--output`.
 
     Raises:
         InputError: The folder has a run or is not writable.
     """
     check_output(options)
-    folder = made("--output", options.output)
-    if options.export is not None:
-        made("--export", options.export)
+    make_folders(options, "output", "export")
+    folder = Path(options.output)
     data = workshop_data(options.orders, options.orders // 6, options.seed)
-    console.print(
-        f"{len(data.splits['train'].texts)} orders to train on, {len(data.splits['dev'].texts)} held out. An encoder "
-        "reads each order; one head\nwrites its normal form (`reply`), the other estimates its price range (`price`).\n"
-        "The accuracies of tokens and of price ranges in training, by epoch:",
-        highlight=False,
+    train, dev = (len(data.splits[split].texts) for split in ("train", "dev"))
+    print(
+        f"{train} orders to train on, {dev} held out. An encoder reads each order; one head\n"
+        "writes its normal form (`reply`), the other estimates its price range (`price`).\n"
+        "The accuracies of tokens and of price ranges in training, by epoch:"
     )
     found, last = train_all(options, data)
     rows = as_rows(found)
     last.save(folder, data.columns)
-    export(options, last, console)
+    export(options, last)
     (folder / "comparison.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     draw(folder / "comparison.png", rows)
-    console.print(table(rows))
-    console.print(advice(rows, len(data.splits["dev"].texts)), highlight=False)
-    console.print(f"comparison.png and the balanced model written to {folder}", highlight=False, soft_wrap=True)
+    Console().print(table(rows))
+    print(textwrap.fill(advice(rows, dev), report.WIDTH))
+    print(f"comparison.png and the balanced model written to {folder}")
 
 
 def train_all(
@@ -75,7 +75,7 @@ def train_all(
         return models[-1].trainer
 
     given = {name: vars(options)[name] for name in ("epochs", "seed", "learning_rate", "weight_decay", "micro_batches")}
-    targets = {"reply": reply, "price": held_out.labels}
+    targets = {"reply": reply, **held_out.labels}
     trained = model.ways(
         chosen, build, batches, (ids, targets), callbacks=lambda way: [report.Progress(clock, way.name)], **given
     )

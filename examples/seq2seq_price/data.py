@@ -19,22 +19,16 @@ Table = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and evaluates on: rows by the name of their split, `train` first, and the columns of the heads.
+    """What a run trains and evaluates on: rows by split, `train` first, and the columns by head, of all but the reply.
 
     `columns` are the names of the `source`, `target` and `label` columns; `files` has the number of rows of each training
     file, if there are several.
     """
 
     columns: dict[str, str]
-    ranges: LabelColumn
+    heads: dict[str, Column]
     splits: dict[str, Examples]
-    additional: Sequence[Column] = ()
     files: Sequence[int] = ()
-
-    @property
-    def heads(self) -> dict[str, Column]:
-        """The columns of all heads except the reply."""
-        return {column.head: column for column in (self.ranges, *self.additional)}
 
 
 def workshop_data(orders: int, held_out: int, seed: int) -> Data:
@@ -42,7 +36,7 @@ def workshop_data(orders: int, held_out: int, seed: int) -> Data:
     numbers = {"train": orders, "dev": held_out}
     tables = {split: draw_rows(number, held_out=split == "dev", seed=seed) for split, number in numbers.items()}
     ranges = LabelColumn("price", "price", band_names(BAND_EDGES), BAND_EDGES)
-    return _as_data(tables, {"source": "text", "target": "order", "label": "price"}, ranges)
+    return _as_data(tables, {"source": "text", "target": "order", "label": "price"}, [ranges])
 
 
 def load_data(options: Namespace, tell: Tell = lambda line: None) -> Data:
@@ -55,8 +49,7 @@ def load_data(options: Namespace, tell: Tell = lambda line: None) -> Data:
         return workshop_data(options.orders, options.orders // 10, options.seed)
     paths = {split: getattr(options, split) for split in ("train", "dev", "test") if getattr(options, split) is not None}
     label, *labels = options.label
-    tags = [] if options.tags is None else [options.tags]
-    added = [*labels, *options.number, *tags]
+    added = [*labels, *options.number, *options.tags]
     heads = dict(zip(added, head_names(added)))
     tables, files = {}, {}
     for split, path in paths.items():
@@ -69,14 +62,14 @@ def load_data(options: Namespace, tell: Tell = lambda line: None) -> Data:
             "another column with --target."
         )
     is_class = options.missing == "class"
-    ranges = LabelColumn.fit("price", label, cells[label], bands=options.bands, missing_is_class=is_class)
-    additional = [
+    columns = [
+        LabelColumn.fit("price", label, cells[label], bands=options.bands, missing_is_class=is_class),
         *(LabelColumn.fit(heads[name], name, cells[name], missing_is_class=is_class) for name in labels),
         *(NumberColumn.fit(heads[name], name, cells[name]) for name in options.number),
-        *(TagColumn.fit(heads[name], name, cells[name]) for name in tags),
+        *(TagColumn.fit(heads[name], name, cells[name]) for name in options.tags),
     ]
-    columns = {"source": options.source, "target": options.target, "label": label}
-    return _as_data(tables, columns, ranges, additional, files["train"])
+    names = {"source": options.source, "target": options.target, "label": label}
+    return _as_data(tables, names, columns, files["train"])
 
 
 def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> Table:
@@ -85,8 +78,7 @@ def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> 
     Raises:
         InputError: The file or a column cannot be used, or no row is left.
     """
-    tags = [] if options.tags is None else [options.tags]
-    answers = [options.target, *options.label, *options.number, *tags]
+    answers = [options.target, *options.label, *options.number, *options.tags]
     lines: list[str] = []
     dialect = Dialect(options.separator, options.quotes)
     rows = read_table(path, [options.source, *answers], dialect, tell=lines.append)
@@ -107,19 +99,13 @@ def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> 
     return kept
 
 
-def _as_data(
-    tables: dict[str, Table],
-    columns: dict[str, str],
-    ranges: LabelColumn,
-    additional: Sequence[Column] = (),
-    files: Sequence[int] = (),
-) -> Data:
+def _as_data(tables: dict[str, Table], names: dict[str, str], columns: Sequence[Column], files: Sequence[int] = ()) -> Data:
     splits = {}
     for split, rows in tables.items():
-        texts, targets, labels = (_column(rows, columns[name]) for name in ("source", "target", "label"))
-        of_heads = {column.head: column.targets(_column(rows, column.column), texts) for column in additional}
-        splits[split] = Examples(texts, targets, ranges.targets(labels, texts), of_heads)
-    return Data(columns, ranges, splits, additional=additional, files=files)
+        texts, targets = (_column(rows, names[role]) for role in ("source", "target"))
+        labels = {column.head: column.targets(_column(rows, column.column), texts) for column in columns}
+        splits[split] = Examples(texts, targets, labels)
+    return Data(names, {column.head: column for column in columns}, splits, files)
 
 
 def _column(rows: Table, name: str) -> list[str]:

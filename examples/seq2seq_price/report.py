@@ -1,21 +1,14 @@
-"""What a run shows: its progress, the metrics of its replies, and files with history, plots and samples."""
+"""What a run shows: its progress and its metrics."""
 
 from __future__ import annotations
 
-import csv
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 from rich.table import Table
-
-from examples.seq2seq_price.batches import Examples
-from examples.seq2seq_price.model import NO_LABEL
-from multihead import plots
 
 WIDTH = 79
 
@@ -71,41 +64,9 @@ class Progress(keras.callbacks.Callback):
         return f"{'  '.join(filter(None, shown))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
 
 
-def exact(wanted: Sequence[str], received: Sequence[str]) -> float:
-    """The fraction of replies that equal their references, up to the amount of white space."""
-    return float(np.mean([left.split() == right.split() for left, right in zip(wanted, received)]))
-
-
 def metrics_table(splits: Mapping[str, Mapping[str, float]]) -> Table:
     """A table with one row per metric and one column per split."""
     table = Table("metric", *splits)
     for name in dict.fromkeys(name for metrics in splits.values() for name in metrics):
         table.add_row(name, *(f"{metrics[name]:.4g}" if name in metrics else "" for metrics in splits.values()))
     return table
-
-
-def write_history(folder: Path, history: keras.callbacks.History) -> None:
-    """Writes `history.csv`, with one row per epoch, and plots of the heads' losses and shares of the encoder's update."""
-    with (folder / "history.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["epoch", *history.history])
-        for epoch, values in enumerate(zip(*history.history.values()), start=1):
-            writer.writerow([epoch, *(f"{float(value):.6g}" for value in values)])
-    for draw in (plots.losses, plots.shares):
-        draw(history).savefig(folder / f"{draw.__name__}.png", dpi=120)
-
-
-def write_samples(path: Path, examples: Examples, answers: Any, names: Sequence[str], number: int = 10) -> None:
-    """Writes a number of rows with and without an error, from all over: the text, the expected and the model's answer."""
-    ranges = np.argmax(answers.by_head["price"], axis=1)
-    samples: dict[bool, list[str]] = {False: [], True: []}
-    for text, target, label, reply, guess in zip(*examples[:3], answers.replies, ranges):
-        is_right = target.split() in ([], reply.split()) and label in (guess, NO_LABEL)
-        known = "no label" if label == NO_LABEL else names[label]
-        wanted = f"{' '.join(target.split()) or 'no reply known'} | {known}"
-        samples[is_right].append(f"text   {' '.join(text.split())}\nwanted {wanted}\ngot    {reply} | {names[guess]}\n")
-    parts = []
-    for is_right, found in samples.items():
-        parts.append(f"{len(found)} of {len(ranges)} rows {'without' if is_right else 'with'} an error\n")
-        parts += [found[place] for place in np.linspace(0, len(found) - 1, min(number, len(found))).astype(int)]
-    path.write_text("\n".join(parts), encoding="utf-8")

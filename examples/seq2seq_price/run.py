@@ -19,12 +19,10 @@ from examples._cluster import check_files
 from examples._command_line import InputError
 from examples._replicas import Batches, Worker, batches_of_files, worker_of
 from examples.seq2seq_price import report
-from examples.seq2seq_price.answers import Answers, PriceModel, load_model
+from examples.seq2seq_price.answers import PriceModel, load_model
 from examples.seq2seq_price.batches import (
     Examples,
     evaluation_batches,
-    longest,
-    standardize_source,
     standardize_target,
     training_batches,
     vocabularies,
@@ -32,28 +30,17 @@ from examples.seq2seq_price.batches import (
 from examples.seq2seq_price.command import CHECKPOINT, check_output
 from examples.seq2seq_price.data import Data, load_data
 from examples.seq2seq_price.model import NO_LABEL, Sizes, compile_trainer
-from multihead import balancing, callbacks
+from multihead import balancing, callbacks, plots
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
-    """An untrained model with vocabularies from the training rows, and all heads of the data or some of them.
-
-    Raises:
-        InputError: A training text or target is longer than `--max-tokens`.
-    """
+    """An untrained model with vocabularies from the training rows, and all heads of the data or some of them."""
     train = data.splits["train"]
-    lengths = longest(train.texts, standardize_source), longest(train.targets, standardize_target)
-    for side, length in zip(("source", "target"), lengths):
-        if length > options.max_tokens:
-            raise InputError(
-                f"The column `{data.columns[side]}` must contain at most {options.max_tokens} tokens per row. Received: "
-                f"{length}. Shorten the text, or allow more with --max-tokens."
-            )
     words = vocabularies(train)
-    sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, 2 * lengths[1] + 1)
+    longest = int(tf.reduce_max(tf.strings.split(standardize_target(tf.constant(train.targets))).row_lengths()))
+    sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, 2 * longest + 1)
     given = {name: vars(options)[name] for name in ("units", "embedding", "layers", "cell", "attention", "dropout")}
-    columns = [*data.heads.values()]
-    return PriceModel(replace(sizes, **given), words, columns, heads=heads or ("reply", *data.heads))
+    return PriceModel(replace(sizes, **given), words, [*data.heads.values()], heads=heads or ("reply", *data.heads))
 
 
 def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.HeadEarlyStopping:
@@ -129,134 +116,123 @@ def _training_batches(options: Namespace, model: PriceModel, data: Data, worker:
 
     def of_file(file: int) -> tuple[tf.data.Dataset, int]:
         rows = slice(ends[file] - data.files[file], ends[file])
-        additional = {head: values[rows] for head, values in train.additional.items()}
+        labels = {head: values[rows] for head, values in train.labels.items()}
         size = options.batch_size * (file + 1) // number - options.batch_size * file // number
-        examples = Examples(train.texts[rows], train.targets[rows], train.labels[rows], additional)
+        examples = Examples(train.texts[rows], train.targets[rows], labels)
         return training_batches(examples, model.vectorizers, size, seed=seed + file)
 
     return batches_of_files(worker, number, of_file)
 
 
-def evaluate(
-    model: PriceModel, examples: Examples, *, batch_size: int, beam_width: int = 1
-) -> tuple[dict[str, float], Answers]:
-    """The metrics of a model's heads on the given rows, and its predictions."""
+def evaluate(model: PriceModel, examples: Examples, *, batch_size: int, beam_width: int = 1) -> dict[str, float]:
+    """The metrics of a model's heads on the given rows."""
     logs = model.trainer.evaluate(_batches_for(model, examples, batch_size), return_dict=True, verbose=0)
     answers = model.answer(examples.texts, beam_width=beam_width)
     found: dict[str, float] = {}
     for head, column in model.columns.items():
-        found |= column.metrics(examples.by_head[head], answers.by_head[head])
-    if answers.replies is not None:
-        replied = [pair for pair in zip(examples.targets, answers.replies) if pair[0].strip()]
-        found |= {"reply_exact": report.exact(*zip(*replied))} if replied else {}
+        found |= column.metrics(examples.labels[head], answers[head])
+    if "reply" in answers:
+        replied = [pair for pair in zip(examples.targets, answers["reply"]) if pair[0].strip()]
+        found |= {"reply_exact": exact(replied)} if replied else {}
         found["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
     found |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
-    return {**found, "rows": len(examples.texts), "labelled_rows": int(np.sum(examples.labels != NO_LABEL))}, answers
+    return {**found, "rows": len(examples.texts), "labelled_rows": int(np.sum(examples.labels["price"] != NO_LABEL))}
 
 
-def train(options: Namespace, console: Console) -> None:
+def exact(replies: Sequence[tuple[str, str]]) -> float:
+    """The fraction of pairs of a reference and a reply that are equal, up to the amount of white space."""
+    return float(np.mean([wanted.split() == received.split() for wanted, received in replies]))
+
+
+def train(options: Namespace) -> None:
     """Trains, evaluates and writes all results to `--output`.
 
     Raises:
         InputError: The data, an option, the cluster or the folder cannot be used.
     """
     worker = worker_of(options)  # before anything else of TensorFlow is used
-    console = console if worker.is_chief else Console(quiet=True)
-    check_balancer(options.balancer)
+    tell = print if worker.is_chief else lambda line: None
+    try:
+        balancing.get(options.balancer)
+    except ValueError as error:
+        raise InputError(str(error).replace("`balancer`", "`--balancer`", 1)) from error
     if check_output(options):
-        console.print(f"the run in {options.output} has finished", highlight=False, soft_wrap=True)
+        tell(f"the run in {options.output} has finished")
         return
-    folder = made("--output", options.output)
-    if options.export is not None:
-        made("--export", options.export)
+    make_folders(options, "output", "export")
     keras.utils.set_random_seed(options.seed)
-    data = load_data(options, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+    data = load_data(options, tell)
     with worker.strategy.scope():
         model = build_model(options, data)
     sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
-    heads = "; ".join([f"{len(data.ranges.names)} price ranges", *map(str, data.additional)])
-    console.print(f"{sizes} rows; {heads}", highlight=False)
+    tell(f"{sizes} rows; {'; '.join(map(str, data.heads.values()))}")
     if worker.number > 1:
         print(worker, flush=True)
     statistics, history = train_model(options, model, data, worker)
     if "workers" in statistics:
         speed = statistics["workers"][worker.index]["examples_per_second"]
         print(f"worker {worker.index + 1} of {worker.number}: {speed:.1f} examples per second", flush=True)
-    with worker.folder(folder) as own:  # all workers read what is saved; only the chief's files are used
+    with worker.folder(Path(options.output)) as own:  # all workers read what is saved; only the chief's files are used
         model.save(own, data.columns)
     if worker.is_chief:
         if not worker.is_alone:  # what follows is done on one device, by the chief alone
-            model, _ = load_model(folder)
+            model, _ = load_model(Path(options.output))
             compile_model(options, model, 1)
-        _report(options, console, folder, data, model, (statistics, history))
+        _report(options, data, model, statistics, history)
     worker.leave()
 
 
 def _report(
-    options: Namespace, console: Console, folder: Path, data: Data, model: PriceModel, trained: tuple[Any, Any]
+    options: Namespace, data: Data, model: PriceModel, statistics: dict[str, Any], history: keras.callbacks.History
 ) -> None:
     """Exports and evaluates a trained model, and writes all results."""
-    statistics, history = trained
-    export(options, model, console)
-    report.write_history(folder, history)
-    splits: dict[str, dict[str, float]] = {}
-    for split, examples in data.splits.items():
-        splits[split], answers = evaluate(model, examples, batch_size=options.batch_size, beam_width=options.beam)
-    report.write_samples(folder / "samples.txt", examples, answers, data.ranges.names)  # of the last split
-    metrics = {"training": statistics, "options": vars(options), "splits": splits}
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(report.metrics_table(splits))
+    export(options, model)
+    plots.all_of(history, options.output)
+    given = {"batch_size": options.batch_size, "beam_width": options.beam}
+    splits = {split: evaluate(model, examples, **given) for split, examples in data.splits.items()}
+    metrics = {"training": statistics, "options": vars(options), "splits": splits, "history": history.history}
+    text = json.dumps(metrics, indent=1, ensure_ascii=False, default=float)
+    (Path(options.output) / "metrics.json").write_text(text + "\n", encoding="utf-8")
+    Console().print(report.metrics_table(splits))
     best = f"best at epoch {statistics['best_epoch']} of {statistics['epochs']}"
-    line = f"trained for {statistics['seconds']:.0f} s, {best}; written to {folder}"
-    console.print(line, highlight=False, soft_wrap=True)
+    print(f"trained for {statistics['seconds']:.0f} s, {best}; written to {options.output}")
 
 
-def use(options: Namespace, console: Console) -> None:
+def use(options: Namespace) -> None:
     """Predicts for the texts in `--predict` and exports the heads to `--export`, with the model in `--load`.
 
     Raises:
         InputError: The folder contains no model, or that of `--export` is not writable.
     """
     model, columns = load_model(Path(options.load))
-    if options.export is not None:
-        made("--export", options.export)
-        export(options, model, console)
+    make_folders(options, "export")
+    export(options, model)
     if options.predict is None:
         return
     answers = model.answer(options.predict, beam_width=options.beam)
     for place, asked in enumerate(options.predict):
-        lines = [(columns["source"], asked), (columns["target"], answers.replies[place])]
+        print(f"{columns['source']}: {asked}\n{columns['target']}: {answers['reply'][place]}")
         for head, column in model.columns.items():
-            lines.append((column.column, column.describe(answers.by_head[head][place], asked)))
-        for name, answer in lines:
-            console.print(f"{name}: {answer}", highlight=False, markup=False, soft_wrap=True)
+            print(f"{column.column}: {column.describe(answers[head][place], asked)}")
 
 
-def made(option: str, path: str) -> Path:
-    """The folder that an option names; it is created if necessary."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"`{option}` must be a writable folder. Received: {path!r}: {error.strerror}. Choose another."
-        ) from error
-    return Path(path)
+def make_folders(options: Namespace, *names: str) -> None:
+    """Creates the folders that options name, if necessary."""
+    for name, path in ((name, vars(options)[name]) for name in names if vars(options)[name] is not None):
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"`--{name}` must be a writable folder. Received: {path!r}: {error.strerror}. Choose another."
+            ) from error
 
 
-def export(options: Namespace, model: PriceModel, console: Console) -> None:
+def export(options: Namespace, model: PriceModel) -> None:
     """Writes the heads to `--export`, if it is given."""
     if options.export is not None:
         model.export(Path(options.export), beam_width=options.beam)
-        console.print(f"heads exported to {options.export}", highlight=False, soft_wrap=True)
+        print(f"heads exported to {options.export}")
 
 
 def _batches_for(model: PriceModel, examples: Examples, batch_size: int) -> tf.data.Dataset:
     return model.with_own_targets(evaluation_batches(examples, model.vectorizers, batch_size))
-
-
-def check_balancer(name: str | None) -> None:
-    """Checks a name that `--balancer` was given."""
-    try:
-        balancing.get(name)
-    except ValueError as error:
-        raise InputError(str(error).replace("`balancer`", "`--balancer`", 1)) from error

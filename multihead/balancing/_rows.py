@@ -37,7 +37,10 @@ class UnitRows(NamedTuple):
         return 16 * self.noise
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
-        """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads; NaN if `gramian` is not finite."""
+        """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads.
+
+        If the Gramian is not finite, all coefficients are NaN.
+        """
         result = weights * self.active / self.norms
         with unchecked():
             return tf.cast(where(self.finite, result, float("nan")), self.dtype)

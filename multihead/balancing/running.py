@@ -64,11 +64,11 @@ class RunningBalancer(Balancer):
     def _weigh(
         self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """The heads' weights, the new running gradients, and the rows to combine (perhaps the running gradients); all float64.
+        """The heads' weights, the new running gradients, and the rows to combine, all float64.
 
-        `rows` are the gradients and `old` the running gradients so far, one tensor `[num_heads, n_i]` per gradient tensor.
-        `active` says which heads have a gradient, and `counts` in how many updates each head has taken part, this one
-        included; `losses` may be None.
+        The rows to combine may be the new running gradients. `rows` are the gradients and `old` the running gradients so
+        far, one tensor `[num_heads, n_i]` per gradient tensor. `active` says which heads have a gradient, and `counts` in
+        how many updates each head has taken part, this one included; `losses` may be None.
         """
 
 

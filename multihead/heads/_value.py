@@ -27,14 +27,15 @@ class Head:
     """One head of a `MultiHeadTrainer`: a module that reads the representation, and the loss that it is trained on.
 
     A head cannot be changed; `dataclasses.replace(head, weight=0.5)` makes another one on the same module.
-    Most heads need the first group of arguments at most; the second is for special cases.
+    Most heads need only the first group of arguments; the second is for special cases.
 
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
             `module(representation, targets)` in training and evaluation and `module.generate(representation)` in prediction.
-            If its `call` has an argument `step`, the trainer passes the number of updates applied so far in training. With
-            `teacher_forcing`, the module may have a method `scores(representation)`, which returns a tensor of the shape of
-            the output: metrics then compare this tensor with the targets, instead of the output.
+            If its `call` has an argument `step`, the module receives there, in training, the number of updates applied so
+            far, an int64 scalar. With `teacher_forcing`, the module may have a method `scores(representation)`, which
+            returns a tensor of the shape of the output: metrics then compare this tensor with the targets, instead of the
+            output.
         loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
             `multihead.losses`. None: the head is not trained. Its output is predicted and exported; targets are optional,
             and metrics are computed where there are targets.

@@ -16,10 +16,8 @@ from examples.seq2seq_price.batches import (
     TargetReader,
     Vectorizers,
     append_end,
-    buckets_by_length,
     build_vocabulary,
     evaluation_batches,
-    longest,
     standardize_source,
     standardize_target,
     training_batches,
@@ -93,7 +91,6 @@ def test_sources_keep_every_character_but_case(line):
 def test_rare_words_are_unknown_ones():
     lines = ["the cat", "the dog", "the cat"]
     assert build_vocabulary(lines, standardize_source, least=2) == ["<start>", "<end>", "the", "cat"]
-    assert longest(["a, b", "c"], standardize_source) == 3
 
 
 def test_the_layer_survives_saving(tmp_path):
@@ -110,14 +107,13 @@ LENGTHS = GENERATOR.integers(1, 30, 500)
 ROWS = Examples(
     [" ".join(["w"] * (length - 1) + [f"id{row}"]) for row, length in enumerate(LENGTHS)],
     [" ".join(["v"] * (length // 2) + [f"id{row}"]) for row, length in enumerate(LENGTHS)],
-    np.arange(500, dtype=np.int32),
+    {"price": np.arange(500, dtype=np.int32)},
 )
 
 
 def vectorizers_for(examples):
     return Vectorizers(
-        vectorizer(build_vocabulary(examples.texts, standardize_source), standardize_source),
-        vectorizer(build_vocabulary(examples.targets, standardize_target), standardize_target),
+        build_vocabulary(examples.texts, standardize_source), build_vocabulary(examples.targets, standardize_target)
     )
 
 
@@ -162,16 +158,3 @@ def test_evaluation_goes_from_short_to_long():
     labels = np.concatenate([batch[2] for batch in batches])
     assert sorted(labels) == list(range(500))
     assert np.all(np.diff(LENGTHS[labels] + LENGTHS[labels] // 2) >= 0)
-
-
-def test_buckets_hold_about_equal_shares_by_source_and_within_by_target():
-    sources = GENERATOR.permutation(np.arange(240))
-    targets = GENERATOR.integers(0, 1000, 240)
-    buckets = buckets_by_length(sources, targets, (4, 3))
-    assert np.bincount(buckets).tolist() == [20] * 12
-    for first in range(0, 12, 3):
-        members = np.isin(buckets, range(first, first + 3))
-        assert sources[members].max() - sources[members].min() == 59
-        for bucket in (first, first + 1):
-            assert targets[buckets == bucket].max() <= targets[buckets == bucket + 1].min()
-    assert buckets_by_length(np.full(5, 7), np.full(5, 3), (8, 2)).tolist() == [0] * 5

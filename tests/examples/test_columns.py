@@ -24,11 +24,9 @@ TAGS = ["O B O O", "", "N T", ""]
 
 def test_heads_are_named_after_columns():
     assert columns.head_names(["area", "customer rating", "Größe/cm"]) == ["area", "customer_rating", "Gr_e_cm"]
-    for names in (["reply"], ["area", "price"], ["a b", "a/b"]):
+    for names in (["reply"], ["area", "price"], ["a b", "a/b"], ["area", "area"]):
         with pytest.raises(InputError, match=rf"must lead to different names of heads\. Received: {names[-1]!r}, whose"):
             columns.head_names(names)
-    with pytest.raises(InputError, match=r"must name each column once\. Received: 'area' twice"):
-        columns.head_names(["area", "area"])
 
 
 def test_a_message_lists_a_few_names_only():
@@ -68,11 +66,11 @@ def test_repeated_numbers_give_fewer_bands():
 @pytest.mark.parametrize(
     ("values", "bands", "message"),
     [
-        (["", ""], None, r"`price` must contain labels\. Received: 2 empty labels"),
-        (["low", "low", ""], None, r"at least two different labels\. Received: only one, 'low'\."),
-        (["5", "5"], 8, r"at least two different labels\. Received: only one"),
-        (["5", "cheap"], 2, r"must contain numbers if --bands is given\. Received: 'cheap'\. Omit --bands"),
-        (["5", "nan"], 2, r"must contain numbers if --bands is given\. Received: 'nan'"),
+        (["", ""], None, r"at least two different labels\. Received: 0 in the training rows\. Choose"),
+        (["low", "low", ""], None, r"at least two different labels\. Received: 1 in"),
+        (["5", "5"], 8, r"at least two different labels\. Received: 1 in"),
+        (["5", "cheap"], 2, r"must contain numbers\. Received: 'cheap'\. .* without --bands"),
+        (["5", "nan"], 2, r"must contain numbers\. Received: 'nan'"),
     ],
 )
 def test_labels_that_cannot_be_used(values, bands, message):
@@ -189,7 +187,7 @@ def test_a_run_with_every_kind_of_head(tmp_path, capsys, ask, stop_tracing):
     ]  # fmt: skip
     assert command.main(options) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "2 price ranges; area: 2 classes; guests: numbers of mean" in told and "; tags: 4 tags" in told
+    assert "cost: 2 classes; area: 2 classes; guests: numbers of mean" in told and "; tags: 4 tags" in told
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
     for name in ("price_accuracy", "area_accuracy", "tags_accuracy"):
         assert metrics[name] > 0.9, name
@@ -205,7 +203,7 @@ def test_a_run_with_every_kind_of_head(tmp_path, capsys, ask, stop_tracing):
     assert lines[3].startswith("area: north (probability ") and lines[5] == "tags: O C O O O P O G"
     assert float(lines[4].removeprefix("guests: ")) == pytest.approx(5, abs=2.5)
     assert lines[11].rstrip() == "tags:"
-    answers = model.answer([asked, ""]).by_head
+    answers = model.answer([asked, ""])
     parts = [(exported / head, {"inputs": [asked, ""]}) for head in ("area", "guests", "tags")]
     area, guests, tags = alone.answers(parts, empty)
     assert area["label"][0] == "north"

@@ -21,7 +21,6 @@ from examples.seq2seq_price.batches import (
     standardize_source,
     standardize_target,
     training_batches,
-    vectorizer,
 )
 from examples.seq2seq_price.data import load_data
 from tests.helpers.cases import pairwise
@@ -150,7 +149,7 @@ def test_empty_cells_of_each_column(tmp_path):
     path = written(tmp_path / "rows.csv", text_of(rows, ",", csv.QUOTE_MINIMAL, "\n"))
     data, told = loaded(path)
     assert data.splits["train"].texts == ["a", "b", "c"] and data.splits["train"].targets == ["x", "", "y"]
-    assert data.splits["dev"].labels.tolist() == [1, 0, -1]
+    assert data.splits["dev"].labels["price"].tolist() == [1, 0, -1]
     assert (
         told[0]
         == told[1]
@@ -175,11 +174,8 @@ def test_empty_cells_of_each_column(tmp_path):
 
 def test_a_row_without_a_reply_has_no_target():
     texts, replies = ["a chair", "two table", "a chair", "a table"], ["count[1] chair", "", " ", "x table"]
-    read = Vectorizers(
-        vectorizer(build_vocabulary(texts, standardize_source), standardize_source),
-        vectorizer(build_vocabulary(replies, standardize_target), standardize_target),
-    )
-    examples = Examples(texts, replies, np.array([0, 1, -1, 0], np.int32))
+    read = Vectorizers(build_vocabulary(texts, standardize_source), build_vocabulary(replies, standardize_target))
+    examples = Examples(texts, replies, {"price": np.array([0, 1, -1, 0], np.int32)})
     training, _ = training_batches(examples, read, 2, seed=0)
     for batches in (training, evaluation_batches(examples, read, 3)):
         rows = [row for _, targets in batches for row in targets["reply"].numpy()]

@@ -83,9 +83,9 @@ def test_an_interrupted_run_keeps_its_best_epoch(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(report, "Progress", Interrupting)
     arguments = ["--epochs", "9", "--units", "4", "--embedding", "3", "--batch-size", "4", "--learning-rate", "0.1"]
     options = command.parse([*arguments, "--output", str(tmp_path)])
-    rows = Examples(["a b", "b a"] * 4, ["x", "y"] * 4, np.array([0, 1] * 4, np.int32))
+    rows = Examples(["a b", "b a"] * 4, ["x", "y"] * 4, {"price": np.array([0, 1] * 4, np.int32)})
     prices = LabelColumn("price", "cost", ("high", "low"))
-    data = Data({"source": "text", "target": "order", "label": "cost"}, prices, {"train": rows, "dev": rows})
+    data = Data({"source": "text", "target": "order", "label": "cost"}, {"price": prices}, {"train": rows, "dev": rows})
     model = run.build_model(options, data)
     trained, history = run.train_model(options, model, data)
     assert trained["epochs"] == 2 and trained["best_epoch"] == np.argmin(history.history["val_loss"]) + 1
