@@ -22,6 +22,12 @@ def stop_tracing():
         tf.config.run_functions_eagerly(False)
 
 
+@pytest.fixture
+def without_graphs(stop_tracing):
+    """Functions run without a graph during the whole test."""
+    stop_tracing()
+
+
 @pytest.fixture(scope="session")
 def ask():
     """Runs the command on a finished run.
