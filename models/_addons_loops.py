@@ -1,6 +1,7 @@
 """Decoding with TensorFlow Addons, from a decoder's own weights. No other file imports TensorFlow Addons.
 
-Its functions are exempt from AutoGraph, which would read Addons and its checks of types: most of the time of a trace.
+Its functions are exempt from AutoGraph, which would convert Addons and its type checks too; that would take most of the time
+of a trace.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def check_installed() -> None:
     """Checks that TensorFlow Addons can be used here.
 
     Raises:
-        ImportError: If it cannot.
+        ImportError: If TensorFlow Addons is not installed, or TensorFlow is 2.16 or newer.
     """
     if not is_installed():
         raise ImportError(

@@ -36,7 +36,7 @@ class StepMemory(NamedTuple):
 
 
 class Embedded(keras.layers.Layer):
-    """Token vectors, mapped to the units if their size is another, with sinusoidal positions added, and dropout.
+    """Token vectors, mapped to `units` if they have another size, with sinusoidal positions added, and dropout.
 
     Position `t` adds `sin(t r_i)` in the first half of the units and `cos(t r_i)` in the second, where `r_i` falls from 1 to
     1/10000 in equal ratios. There is no limit to the length.
@@ -188,7 +188,7 @@ class Attended(keras.layers.Layer):
 
         Args:
             inputs: `[examples, rows, units]`: the rows of an example read the same keys and values.
-            normed: Their normalization.
+            normed: The normalized inputs, `[examples, rows, units]`.
             cache: `[examples, time, heads, size]`.
             bias: Added to the scores, `[examples, 1, 1, time]`.
 
@@ -204,7 +204,7 @@ class Attended(keras.layers.Layer):
 
 
 def bias_of(mask: tf.Tensor, dtype: Any) -> tf.Tensor:
-    """What is added to scores, `[batch, 1, 1, time]`: 0 where the mask is True, else half of the lowest number."""
+    """The bias of scores, `[batch, 1, 1, time]`: 0 where the mask is True, otherwise half of the lowest number."""
     dtype = tf.as_dtype(dtype)
     lowest = tf.constant(0.5 * float(dtype.min), dtype)
     return tf.where(mask[:, tf.newaxis, tf.newaxis, :], tf.zeros([], dtype), lowest)

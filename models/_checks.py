@@ -13,7 +13,7 @@ def check_count(argument: str, value: Any, *, minimum: int = 1) -> int:
     """Returns an integer that is at least `minimum`.
 
     Raises:
-        ValueError: If it is not an integer or too small.
+        ValueError: If `value` is not an integer, or is below `minimum`.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < minimum:
         raise ValueError(
@@ -27,7 +27,7 @@ def check_rate(argument: str, value: Any) -> float:
     """Returns a probability in [0, 1).
 
     Raises:
-        ValueError: If it is not a number in that range.
+        ValueError: If `value` is not a number in this range.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_probability(argument: str, value: Any) -> float:
     """Returns a probability in [0, 1].
 
     Raises:
-        ValueError: If it is not a number in that range.
+        ValueError: If `value` is not a number in this range.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         raise ValueError(f"`{argument}` must be a number from 0 to 1. Received: {argument}={value!r}. Pass 0.0 for never.")
@@ -52,7 +52,7 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
     """Returns a value that is one of `choices`.
 
     Raises:
-        ValueError: If it is none of them; the message lists them.
+        ValueError: If `value` is not one of `choices`; the message lists them.
     """
     if value not in choices:
         options = ", ".join(repr(choice) for choice in choices)
@@ -65,7 +65,7 @@ def check_heads(units: int, num_heads: Any) -> int:
     """Returns a number of attention heads that divides the units.
 
     Raises:
-        ValueError: If it is not a positive integer, or does not divide them.
+        ValueError: If `num_heads` is not a positive integer, or does not divide `units`.
     """
     if units % check_count("num_heads", num_heads):
         raise ValueError(
@@ -78,7 +78,7 @@ def check_id(argument: str, value: Any, vocabulary_size: int) -> int:
     """Returns a token id that is at least 0 and below `vocabulary_size`.
 
     Raises:
-        ValueError: If it is not an integer or out of range.
+        ValueError: If `value` is not an integer, or is out of range.
     """
     check_count(argument, value, minimum=0)
     if value >= vocabulary_size:
@@ -93,7 +93,7 @@ def check_ids(argument: str, value: Any) -> tf.Tensor:
     """Returns integer ids `[batch, time]` as a tensor.
 
     Raises:
-        ValueError: If it is not a matrix of integers.
+        ValueError: If `value` is not a matrix of integers.
     """
     ids = tf.convert_to_tensor(value)
     if ids.shape.rank != 2 or not ids.dtype.is_integer:
@@ -108,7 +108,7 @@ def check_tokens(value: Any, vocabulary_size: int) -> tf.Tensor:
     """Returns an encoder's token ids `[batch, time]` as a tensor, which is not read if an id is out of range.
 
     Raises:
-        ValueError: If it is not a matrix of integers, or an id is out of range; in a graph, when it runs.
+        ValueError: If `value` is not a matrix of integers, or an id is out of range; in a graph, when the graph runs.
     """
     tokens = check_ids("tokens", value)
     ids = tf.cast(tokens, tf.int64)
@@ -129,7 +129,7 @@ def check_names(argument: str, value: Any) -> tuple[str, ...]:
     """Returns different names as a tuple.
 
     Raises:
-        ValueError: If they are not a sequence of different, nonempty strings.
+        ValueError: If `value` is not a sequence of different, nonempty strings.
     """
     names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
@@ -150,7 +150,7 @@ def check_representation(
     """Checks that a representation is a dict with the entries that a head reads.
 
     Raises:
-        ValueError: If it is not a dict or lacks an entry.
+        ValueError: If `value` is not a dict, or lacks an entry.
     """
     if not isinstance(value, dict):
         raise ValueError(

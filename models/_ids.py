@@ -27,7 +27,7 @@ class AbstractDecoder(keras.layers.Layer):
         dtype: Dtype or dtype policy.
 
     Raises:
-        ValueError: If an argument is out of its range, or padding has the end id.
+        ValueError: If an argument is out of its range, or `padding_id` equals `end_id`.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class AbstractDecoder(keras.layers.Layer):
             )
 
     def target_problems(self, targets: tf.Tensor, present: tf.Tensor) -> list[tuple[tf.Tensor, str, str]]:
-        """What the decoder cannot learn to write; a trainer checks it where the data are read.
+        """Rules for targets that the decoder can learn to write; a trainer checks them where it reads the data.
 
         Args:
             targets: Integer ids, `[batch, time]`.
-            present: Which of them are tokens, not padding, `[batch, time]`.
+            present: Which of the targets are tokens, not padding, bool `[batch, time]`.
 
         Returns:
-            Rules: which rows break it, bool `[batch]`; what the targets must do; the remedy.
+            A tuple for each rule: which rows break the rule, bool `[batch]`; what the targets must do; the remedy.
         """
         start, end, longest = self.start_id, self.end_id, self.maximum_length
         starts, ends = (tf.logical_and(present, tf.equal(targets, tf.cast(each, targets.dtype))) for each in (start, end))

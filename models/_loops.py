@@ -35,7 +35,7 @@ class LoopState(NamedTuple):
         ended: Whether a beam has written its end id, `[examples, beams]`.
         last: The last ids, `[examples, beams]`.
         state: The state of the steps, each tensor `[examples, beams, ...]`.
-        memory: What the steps read beside their state; `()` for nothing.
+        memory: What the steps read besides their state; `()` for nothing.
     """
 
     number: tf.Tensor
@@ -58,7 +58,7 @@ def search_rows(
         step: One step.
         start: The ids before the first, int32 `[batch]`.
         state: The initial state, one entry per example.
-        memory: What the steps read beside their state; `()` for nothing.
+        memory: What the steps read besides their state; `()` for nothing.
         search: Maximum length, end id, how to choose ids, and whether to remove finished examples.
         scored: Whether to add up log probabilities.
 
@@ -95,7 +95,7 @@ def search_beams(step: Step, start: tf.Tensor, state: Any, memory: Any, search: 
         step: One step; it gets `beam_width` rows per example.
         start: The ids before the first, int32 `[batch]`.
         state: The initial state, one entry per example.
-        memory: What the steps read beside their state, one entry per example: its beams share it; `()` for nothing.
+        memory: What the steps read besides their state, one entry per example: its beams share it; `()` for nothing.
         search: Width, maximum length, end id, length penalty, number of results, and whether to remove finished examples.
 
     Returns:

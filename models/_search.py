@@ -35,8 +35,8 @@ class SearchParts(NamedTuple):
 
     Attributes:
         step: A step over a decoder's weights.
-        state: Its first state, one row per example.
-        memory: What the steps read beside it, one entry per example.
+        state: The first state of the step, one row per example.
+        memory: What the steps read besides their state, one entry per example.
     """
 
     step: Any
@@ -102,7 +102,7 @@ def excluded_ids(decoder: Any) -> tf.Tensor:
     """What is added to logits so that padding, and a start id that does not end, are never chosen, float32 `[vocabulary]`.
 
     Args:
-        decoder: What has the ids and `vocabulary_size` as attributes.
+        decoder: An object with the ids and `vocabulary_size` as attributes.
     """
     excluded = {decoder.padding_id, decoder.start_id} - {decoder.end_id}
     return tf.reduce_sum(tf.one_hot(sorted(excluded), decoder.vocabulary_size, tf.float32.min), axis=0)

@@ -10,13 +10,13 @@ All functions take
 - `logits`: the score of each tag at each word, floating `[batch, time, num_tags]`;
 - `transitions`: the score of each tag (row) before each other (column), `[num_tags, num_tags]`;
 - `start`, `end`: the scores of the first and of the last tag, `[num_tags]`; None for zeros;
-- `mask`: which words are there, booleans `[batch, time]`, or the lengths of the sentences, integers `[batch]`; None for all.
-  Words that are not there are skipped, wherever they are: the words before and after them are neighbors;
+- `mask`: which words are present, booleans `[batch, time]`, or the lengths of the sentences, integers `[batch]`; None for
+  all. Absent words (padding) are skipped wherever they are: the words before and after them are neighbors;
 - `allowed`: what `allowed_transitions` returns, so that all other sequences have probability 0; None to allow all.
 
-They compute in float32, in float64 if the logits are of that dtype, and whatever the dtype of the logits never in half
-precision. They work eagerly, in a `tf.function`, and in one with `jit_compile=True`, have gradients except for decoding, and
-are saved with a SavedModel. `multihead.models.CRFTagger` is a head that trains the scores.
+They compute in float64 for float64 logits and otherwise in float32, also for logits in half precision. They work eagerly, in
+a `tf.function`, with and without `jit_compile=True`, and in a SavedModel; all but `decode` are differentiable.
+`multihead.models.CRFTagger` is a head that trains the scores.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def allowed_transitions(tags: Sequence[str], scheme: str = "IOB") -> Allowed:
         NumPy arrays.
 
     Raises:
-        ValueError: `scheme` is neither, or a tag is not one of the scheme's.
+        ValueError: `scheme` is neither `"IOB"` nor `"IOBES"`, or a tag does not belong to the scheme.
 
     Example:
         >>> allowed_transitions(["O", "B-city", "I-city"]).transitions[0]
@@ -121,12 +121,12 @@ def log_likelihood(
 
     Args:
         logits: See `multihead.models.crf`, as for the other arguments.
-        tags: Integers `[batch, time]`; a negative one is not known. Those of words that are not there are not read.
+        tags: Integers `[batch, time]`; a negative number is an unknown tag. The tags of absent words are not read.
         transitions: Scores of neighboring tags.
         start: Scores of first tags.
         end: Scores of last tags.
-        mask: Which words are there.
-        allowed: Sequences that may be; one that may not be has about -1e9 for each forbidden transition.
+        mask: Which words are present.
+        allowed: The allowed sequences; the result for any other has about -1e9 for each forbidden transition.
 
     Returns:
         Float `[batch]`; 0 for a sentence without words or known tags.
@@ -151,20 +151,21 @@ def next_tag_logits(
 ) -> tf.Tensor:
     """The log probabilities of each word's tag, given the known tags of the words before it.
 
-    By the chain rule the log likelihood is the sum of those of the known tags, `sum_t log p(y_t | y_1, ..., y_{t-1})`. So
-    the cross-entropies of the words, from these logits, add up to the negative log likelihood.
+    By the chain rule the log likelihood is the sum of the log probabilities of the known tags,
+    `sum_t log p(y_t | y_1, ..., y_{t-1})`. So the cross-entropies of the words, from these logits, add up to the negative
+    log likelihood.
 
     Args:
         logits: See `log_likelihood`, as for the other arguments.
-        tags: Integers `[batch, time]`; a negative one is not known.
+        tags: Integers `[batch, time]`; a negative number is an unknown tag.
         transitions: Scores of neighboring tags.
         start: Scores of first tags.
         end: Scores of last tags.
-        mask: Which words are there.
-        allowed: Sequences that may be.
+        mask: Which words are present.
+        allowed: The allowed sequences.
 
     Returns:
-        Float `[batch, time, num_tags]`; finite also at words that are not there, where the numbers mean nothing.
+        Float `[batch, time, num_tags]`; finite also at absent words, where the numbers mean nothing.
     """
     chain = _Chain.of(logits, transitions, start, end, mask, allowed)
     tags = tf.transpose(tf.cast(tags, tf.int32))[:, :, tf.newaxis]
@@ -190,11 +191,11 @@ def marginals(
         transitions: Scores of neighboring tags.
         start: Scores of first tags.
         end: Scores of last tags.
-        mask: Which words are there.
-        allowed: Sequences that may be.
+        mask: Which words are present.
+        allowed: The allowed sequences.
 
     Returns:
-        Float `[batch, time, num_tags]`; 0 at words that are not there.
+        Float `[batch, time, num_tags]`; 0 at absent words.
     """
     chain = _Chain.of(logits, transitions, start, end, mask, allowed)
     _, before = chain.run()
@@ -212,19 +213,19 @@ def decode(
     mask: Any = None,
     allowed: Allowed | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The most probable sequence of tags, by the Viterbi algorithm; of several, one.
+    """The most probable sequence of tags, by the Viterbi algorithm; if there are several, one of them.
 
     Args:
         logits: See `multihead.models.crf`, as for the other arguments.
         transitions: Scores of neighboring tags.
         start: Scores of first tags.
         end: Scores of last tags.
-        mask: Which words are there.
-        allowed: Sequences that may be; where none is, one with the fewest forbidden transitions.
+        mask: Which words are present.
+        allowed: The allowed sequences; if there is none, the result has the fewest forbidden transitions.
 
     Returns:
-        The tags, int32 `[batch, time]`, -1 at words that are not there; and the scores of the sequences, float `[batch]`,
-        which are the exponents above, 0 for a sentence without words.
+        The tags, int32 `[batch, time]`, -1 at absent words; and the scores of the sequences, float `[batch]`: the exponent
+        in `p(y)` of `multihead.models.crf`, 0 for a sentence without words.
     """
     chain = _Chain.of(logits, transitions, start, end, mask, allowed)
     every = tf.range(chain.logits.shape[2]) + tf.zeros_like(chain.logits[0], tf.int32)
@@ -249,11 +250,11 @@ def decode(
 
 
 class _Chain(NamedTuple):
-    """The scores of sentences, with time as the first axis, in the dtype in which is computed.
+    """The scores of sentences, with time as the first axis, in the dtype of the computation.
 
     Attributes:
         logits: `[time, batch, num_tags]`.
-        mask: Which words are there, `[time, batch, 1]`.
+        mask: Which words are present, `[time, batch, 1]`.
         transitions: `[num_tags, num_tags]`.
         start: `[num_tags]`.
         end: `[num_tags]`.
@@ -270,7 +271,8 @@ class _Chain(NamedTuple):
         """The chain of the arguments of the functions above.
 
         Raises:
-            ValueError: The logits have no known number of tags, or the transitions another one.
+            ValueError: `logits` are not floating-point `[batch, time, num_tags]` with a known `num_tags`, or another
+                argument is for another number of tags.
         """
         logits = tf.convert_to_tensor(logits)
         size = logits.shape[-1] if logits.shape.rank == 3 else None
@@ -335,7 +337,7 @@ class _Chain(NamedTuple):
 
 
 def _mask_of(mask: Any, logits: tf.Tensor) -> tf.Tensor:
-    """Which words are there, bool `[batch, time]`.
+    """Which words are present, bool `[batch, time]`.
 
     Raises:
         ValueError: The mask is neither booleans `[batch, time]` nor integers `[batch]`.

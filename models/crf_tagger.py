@@ -29,19 +29,20 @@ class CRFTagger(keras.layers.Layer):
     the number of words that have a tag. Words without a tag are summed over, which is exact; see `crf.log_likelihood`.
     Predictions, and the metrics of the head, are those of the most probable tags, which are found without the targets.
 
-    The representation is a dict with `outputs`, floating `[batch, time, width]`, or these outputs alone. Words that are not
-    there, by the dict's `mask`, bool `[batch, time]`, or else by the Keras mask of the outputs, are skipped. Without a mask,
-    padding is taken for words without a tag. The head computes in float32, whatever the dtype policy.
+    The representation is a dict with `outputs`, floating `[batch, time, width]`, or these outputs alone. Absent words, given
+    by the dict's `mask`, bool `[batch, time]`, or else by the Keras mask of the outputs, are skipped. Without a mask,
+    padding is treated as words without a tag. The head computes in float32, whatever the dtype policy.
 
     Args:
         num_tags: Number of tags, tag 0 included.
         allowed: What `crf.allowed_transitions` returns for the names of the tags, of which the first is empty; predictions
-            are then valid in its scheme. Training does not read it, since labels may break a scheme. None to allow all.
+            are then valid in the scheme of the names. Training does not use `allowed`, since labels may break a scheme. None
+            to allow all.
         dropout: Fraction of the outputs that is dropped in training.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range, or the representation lacks an entry; the module is called without tags.
+        ValueError: An argument is out of its range, the representation lacks an entry, or the module is called without tags.
 
     Example:
         >>> names = ["", "O", "B-city", "I-city"]
@@ -97,7 +98,7 @@ class CRFTagger(keras.layers.Layer):
         return logits
 
     def generate(self, representation: Any) -> tf.Tensor:
-        """The most probable tags: int32 `[batch, time]`, 0 at words that are not there.
+        """The most probable tags: int32 `[batch, time]`, 0 at absent words.
 
         Raises:
             ValueError: The representation lacks an entry.
@@ -118,7 +119,7 @@ class CRFTagger(keras.layers.Layer):
         return tf.one_hot(self.generate(representation), self.num_tags)
 
     def marginals(self, representation: Any) -> tf.Tensor:
-        """The probability of each tag at each word, float32 `[batch, time, num_tags]`; 0 at words that are not there.
+        """The probability of each tag at each word, float32 `[batch, time, num_tags]`; 0 at absent words.
 
         Raises:
             ValueError: The representation lacks an entry.
@@ -128,21 +129,21 @@ class CRFTagger(keras.layers.Layer):
         return tf.pad(crf.marginals(*chain, mask=mask, allowed=self._allowed_of_words), [[0, 0], [0, 0], [1, 0]])
 
     def target_problems(self, targets: tf.Tensor, present: tf.Tensor) -> list[tuple[tf.Tensor, str, str]]:
-        """What the head cannot learn; a trainer checks it where the data are read.
+        """Rules for targets that the head can learn; a trainer checks them where it reads the data.
 
         Args:
             targets: Tags, `[batch, time]`.
-            present: Which of them count, `[batch, time]`.
+            present: Which of the targets count, bool `[batch, time]`.
 
         Returns:
-            Rules: which tags break it, bool `[batch, time]`; what the targets must do; the remedy.
+            A tuple for each rule: which tags break the rule, bool `[batch, time]`; what the targets must do; the remedy.
         """
         remedy = "Number the tags from 1, and mark what has none by 0, which the loss `SequenceCrossentropy()` leaves out."
         return [(tf.logical_and(present, tf.equal(targets, 0)), "hold no tag 0, which stands for no tag", remedy)]
 
     @property
     def _allowed_of_words(self) -> crf.Allowed | None:
-        """What is allowed of the tags from 1."""
+        """The part of `allowed` for the tags from 1."""
         if self.allowed is None:
             return None
         transitions, start, end = self.allowed
@@ -177,7 +178,7 @@ def _outputs_of(representation: Any) -> Any:
     """The outputs of a representation, or their shape in one of its shapes.
 
     Raises:
-        ValueError: It is a dict without them.
+        ValueError: `representation` is a dict without `outputs`.
     """
     if not isinstance(representation, dict):
         return representation
@@ -189,7 +190,7 @@ def _check_allowed(allowed: Any, num_tags: int) -> crf.Allowed:
     """Returns `allowed` as NumPy arrays.
 
     Raises:
-        ValueError: It is not for this number of tags.
+        ValueError: `allowed` is not for `num_tags` tags.
     """
     found = crf.Allowed(*(np.asarray(each, bool) for each in allowed))
     shapes = [each.shape for each in found]

@@ -23,13 +23,13 @@ ENGINES = ("addons", "native", None)
 class Seq2SeqDecoder(AbstractDecoder):
     """Writes a sequence of token ids from an encoder's outputs and final state.
 
-    At step `t` the recurrent layers read the previous token (with input feeding also the previous step's vector) and
-    return `h_t`. With attention the vector of the step is `tanh(W [h_t; c_t])`, where `c_t` is the context, without
-    attention it is `h_t`; the logits are an affine map of it. Without input feeding, training runs the recurrent layers
-    once over the whole target sequence and attention as one product.
+    At step `t` the recurrent layers read the previous token (with input feeding also the previous step's vector) and return
+    `h_t`. The vector of the step is `tanh(W [h_t; c_t])` with attention, where `c_t` is the context, and `h_t` without. The
+    logits are an affine map of this vector. Without input feeding, training runs the recurrent layers once over the whole
+    target sequence and attention as one product.
 
     Ids: `start_id` precedes the first token, `end_id` ends a sequence, `padding_id` fills it up. Rows of targets hold the
-    tokens, the end id and padding, without the start id; a trainer checks this where the data are read (`check_labels`).
+    tokens, the end id and padding, without the start id; a trainer checks this when it reads the data (`check_labels`).
     Decoding returns neither padding nor the start id before the end; the start id may be the end id, too.
 
     Both engines use the same weights and return the same results. `"addons"` decodes with TensorFlow Addons, `"native"`
@@ -153,7 +153,7 @@ class Seq2SeqDecoder(AbstractDecoder):
 
     @property
     def sampling_probability(self) -> Any:
-        """The present number, or the function of the step."""
+        """The current number, or the function of the step."""
         variable = self._probability_variable
         return self._probability if variable is None else float(tf.convert_to_tensor(variable))
 
@@ -303,7 +303,7 @@ class Seq2SeqDecoder(AbstractDecoder):
             beam_width: The width of the beam that will be searched with; 1 for `greedy` and `sample`.
 
         Returns:
-            The three, in the order of the arguments of `search.greedy`, `search.beam` and `search.sample`.
+            Step, state and memory, in the order of the arguments of `search.greedy`, `search.beam` and `search.sample`.
 
         Raises:
             ValueError: If the representation lacks an entry, or `beam_width` is out of its range.
@@ -322,7 +322,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         return SearchParts(step, state, step.prepare(memory))
 
     def begin(self, representation: dict[str, Any]) -> tuple[MemoryOrNone, DecoderState]:
-        """What attention reads, `()` without attention, and the state before the first step."""
+        """The memory that attention reads, or `()` without attention, and the state before the first step."""
         layers = self.bridge(representation["state"])
         vector = tf.zeros_like(hidden_of(layers[-1])) if self.input_feeding else ()
         if self.attention is None:

@@ -17,9 +17,9 @@ class Seq2SeqEncoder(keras.layers.Layer):
     """Encodes token ids with an embedding and recurrent layers.
 
     Padding is skipped wherever it stands in a row; `outputs` and `mask` keep the places of the tokens. (On a GPU, the
-    recurrent layers of Keras 3 take padding at the end only, and raise an error otherwise.) A row that contains only padding
-    counts as one token, so that every row has a last step. States are those after each row's last token; the result of a
-    row does not depend on its padding.
+    recurrent layers of Keras 3 accept padding at the end only, and raise an error otherwise.) A row that contains only
+    padding counts as one token, so that every row has a last step. States are those after each row's last token; the result
+    of a row does not depend on its padding.
 
     Args:
         vocabulary_size: Number of token ids, padding included.

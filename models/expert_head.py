@@ -17,7 +17,7 @@ def check_units(argument: str, value: Any) -> tuple[int, ...]:
     """The sizes of an expert's layers as a tuple, of an integer or a sequence of integers.
 
     Raises:
-        ValueError: If there is none, or one is no integer of at least 1.
+        ValueError: If `value` contains no size, or a size that is not an integer of at least 1.
     """
     sizes = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not sizes:
@@ -74,22 +74,22 @@ class ExpertHead(keras.layers.Layer):
     Formula: `y_k = h_k(f_k(x))`, `f_k(x) = sum_i g_k(x)_i e_i(x)`, `g_k(x) = softmax(W_k x)`. The `e_i` are the encoder's
     experts, followed by `own_experts` experts of this head; `h_k` is `tower`; `W_k`, `[features, experts]`, has no bias.
 
-    It reads the head's entry of the representation: a dict with `experts`, float `[batch, experts, units]`, and `inputs`,
-    float `[batch, features]`. The tower reads the mixture, float `[batch, units]`.
+    The module reads the head's entry of the representation: a dict with `experts`, float `[batch, experts, units]`, and
+    `inputs`, float `[batch, features]`. The tower reads the mixture, float `[batch, units]`.
 
     Args:
         tower: A Keras layer or model.
         own_experts: Number of experts that belong to this head alone, 0 for none.
-        units: Size of such an expert, or the sizes of its layers, the last one that of the encoder's experts. None is the
-            size of the encoder's experts.
-        activation: Activation of such an expert's layers.
-        trains_below: Whether the gradient of the gate and of the own experts with respect to `inputs` is used.
+        units: Size of each own expert, or the sizes of its layers; the last one must be the size of the encoder's experts.
+            None: the size of the encoder's experts.
+        activation: Activation of the layers of the own experts.
+        trains_below: Whether the gate and the own experts pass a gradient on to `inputs`.
         name: Name of the layer.
         dtype: Dtype or dtype policy; by default Keras's own. The tower has its own.
 
     Raises:
         ValueError: If an argument is out of its range, or the representation lacks an entry.
-        TypeError: If the tower is no Keras layer.
+        TypeError: If `tower` is not a Keras layer.
 
     Example:
         >>> head = ExpertHead(keras.layers.Dense(1))

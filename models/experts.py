@@ -65,7 +65,7 @@ class AbstractExperts(keras.layers.Layer):
             and `inputs`. The entries hold the same tensors.
 
         Raises:
-            ValueError: If the inputs are not a matrix.
+            ValueError: If the inputs are not a matrix `[batch, features]` with a known number of features.
         """
         experts = self.experts(inputs)
         return {name: {"experts": experts, "inputs": inputs} for name in self.heads}
@@ -90,9 +90,9 @@ class MMoE(AbstractExperts):
     experts `e_1` to `e_n`, `n` being `num_experts`. The gate `W_k` and the tower `h_k` serve one head and belong to it:
     `head(tower)` makes the head's module.
 
-    The representation is a dict with an entry for each head, which the head reads by `reads=` its name. All entries hold
-    the same tensor of the experts' outputs, so with `balance_at="representation"` the gradients that are balanced are those
-    at the experts' outputs, `[batch, num_experts, units]`, where the heads meet.
+    The representation is a dict with an entry for each head, which the head reads with `reads=` set to the head's name. All
+    entries hold the same tensor of the experts' outputs, so with `balance_at="representation"` the gradients that are
+    balanced are those at the experts' outputs, `[batch, num_experts, units]`, where the heads meet.
 
     Args:
         heads: Names of the heads.
@@ -157,10 +157,10 @@ class CGC(AbstractExperts):
     `shared_experts` that all heads read, followed by the `own_experts` of head `k`. This encoder computes the shared ones.
     The gate, the own experts and the tower `h_k` serve one head and belong to it: `head(tower)` makes the head's module.
 
-    The representation is a dict with an entry for each head, which the head reads by `reads=` its name. All entries hold
-    the same tensor of the shared experts' outputs, so with `balance_at="representation"` the gradients that are balanced are
-    those at the shared experts' outputs, `[batch, shared_experts, units]`, where the heads meet. A head's own experts have
-    its own gradient, as its tower has, and stay as they are while the head is idle.
+    The representation is a dict with an entry for each head, which the head reads with `reads=` set to the head's name. All
+    entries hold the same tensor of the shared experts' outputs, so with `balance_at="representation"` the gradients that are
+    balanced are those at the shared experts' outputs, `[batch, shared_experts, units]`, where the heads meet. A head's own
+    experts are trained by the gradient of this head alone, as its tower is, and do not change while the head is idle.
 
     Args:
         heads: Names of the heads.

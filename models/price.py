@@ -11,7 +11,7 @@ from .classifier import Classifier
 
 @keras.saving.register_keras_serializable(package="models")
 class PriceClassifier(Classifier):
-    """A `Classifier` of price ranges, with the names of its saved models: `num_ranges`, and `ranges` for the output layer.
+    """A `Classifier` of price ranges, with the names in its saved models: `num_ranges`, and `ranges` for the output layer.
 
     Args:
         num_ranges: Number of price ranges.

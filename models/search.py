@@ -3,22 +3,22 @@
 A step is a function `step(ids, state)`, or `step(ids, state, memory)` if a memory is passed:
 
 - `ids`: the last ids, int32 `[rows]`, first `start_id`;
-- `state`: a tensor, or a nested structure of tensors (tuples, lists, dicts), each `[rows, ...]`; at the first step what the
-  caller passes, then what the step before returned;
+- `state`: a tensor, or a nested structure of tensors (tuples, lists, dicts), each `[rows, ...]`; at the first step the state
+  that the caller passes, then the state that the previous step returned;
 - `memory`: what does not change from step to step, such as an encoder's outputs, a nested structure of tensors
   `[batch, ...]`.
 
-It returns the logits of the next ids, floating `[rows, vocabulary]`, the vocabulary known when the graph is made, and the
+The function returns the logits of the next ids, floating-point `[rows, vocabulary]`, with a static vocabulary size, and the
 new state, with the structure, dtypes and shapes of the old one. Log probabilities are the log-softmax of the logits; an id
-with a logit of minus infinity, or of the lowest float32, is never part of a result. A step that needs its position keeps
-it in its state, as an integer per row: `position + 1`.
+with a logit of minus infinity, or of the lowest float32, is never part of a result. A step that needs the position keeps it
+in the state, as one integer per row, and returns `position + 1`.
 
 `greedy` and `sample` pass one row per example. `beam` passes `beam_width` rows per example, those of an example one after
 another, and reorders the state's rows from step to step; the memory keeps one entry per example, and a step that reads it
 repeats it (`tf.repeat(entries, beam_width, axis=0)`) or reshapes its rows to `[batch, beam_width, ...]`.
 
-All three work eagerly, in a `tf.function`, and in one with `jit_compile=True`, and are saved with a SavedModel.
-`Seq2SeqDecoder` and `TransformerDecoder` search with the same loops; their `begin_search` returns step, state and memory.
+All three work eagerly, in a `tf.function`, with and without `jit_compile=True`, and in a SavedModel. `Seq2SeqDecoder` and
+`TransformerDecoder` search with the same loops; their `begin_search` returns step, state and memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def greedy(
 
     Args:
         step: The step; see `multihead.models.search`.
-        state: Its first state, tensors `[batch, ...]`.
+        state: The first state, tensors `[batch, ...]`.
         memory: What does not change, tensors `[batch, ...]`; None for a step without the third argument.
         start_id: The id before the first, an integer, or integers `[batch]`.
         end_id: The id that ends a sequence.
@@ -62,7 +62,7 @@ def greedy(
         float32 `[batch, 1]`, the ids' log probabilities.
 
     Raises:
-        ValueError: If an argument is out of its range, or the step returns something else than described.
+        ValueError: If an argument is out of its range, or `step` does not return such logits and such a state.
 
     Example:
         >>> table = tf.math.log([[.1, .2, .7], [.5, .1, .4], [.1, .8, .1]])
@@ -94,22 +94,22 @@ def sample(
 
     Args:
         step: The step; see `multihead.models.search`.
-        state: Its first state, tensors `[batch, ...]`.
+        state: The first state, tensors `[batch, ...]`.
         memory: What does not change, tensors `[batch, ...]`; None for a step without the third argument.
         start_id: The id before the first, an integer, or integers `[batch]`.
         end_id: The id that ends a sequence.
         maximum_length: Number of ids in the result.
         temperature: Above 0. Below 1 it sharpens the distribution, above 1 it flattens it.
         top_k: Draws from this many most probable ids only; None for all.
-        seed: An integer. The same seed returns the same sequences (others with `jit_compile=True`, since XLA draws other
-            numbers); None returns new ones at each call.
+        seed: An integer. The same seed returns the same sequences (but other sequences with `jit_compile=True`, since XLA
+            draws other numbers); None returns new sequences at each call.
 
     Returns:
-        See `Decoded`, with `num_best` 1. Scores are the ids' log probabilities under the logits themselves, temperature 1
-        and all ids.
+        See `Decoded`, with `num_best` 1. Scores are the ids' log probabilities under the unchanged logits: with temperature
+        1 and without `top_k`.
 
     Raises:
-        ValueError: If an argument is out of its range, or the step returns something else than described.
+        ValueError: If an argument is out of its range, or `step` does not return such logits and such a state.
 
     Example:
         >>> table = tf.math.log([[.1, .2, .7], [.5, .1, .4], [.1, .8, .1]])
@@ -141,14 +141,14 @@ def beam(
 ) -> Decoded:
     """The best sequences that beam search finds.
 
-    Every step keeps the `beam_width` continuations with the highest score, `log p(ids) / ((5 + length) / 6) ** a`, where
-    `a` is `length_penalty`. A beam that has written `end_id` keeps its place until better ones take it. The search of an
-    example stops when its `num_best` best beams have ended and no other can overtake them. If the beam is as wide as there
-    are sequences, the result is that of exhaustive search.
+    Every step keeps the `beam_width` continuations with the highest score, `log p(ids) / ((5 + length) / 6) ** a`, where `a`
+    is `length_penalty`. A beam that has written `end_id` keeps its place until better ones take it. The search of an example
+    stops when its `num_best` best beams have ended and no other can overtake them. If the beam is at least as wide as the
+    number of sequences, the result is that of exhaustive search.
 
     Args:
         step: The step; see `multihead.models.search`.
-        state: Its first state, tensors `[batch, ...]`, one row per example, from which the beams are made.
+        state: The first state, tensors `[batch, ...]`, one row per example, from which the beams are made.
         memory: What does not change, tensors `[batch, ...]`; None for a step without the third argument.
         start_id: The id before the first, an integer, or integers `[batch]`.
         end_id: The id that ends a sequence.
@@ -161,10 +161,11 @@ def beam(
 
     Returns:
         See `Decoded`: ids, int32 `[batch, num_best, maximum_length]`, lengths, int32 `[batch, num_best]`, and scores,
-        float32 `[batch, num_best]`, best first. Where there are fewer sequences, padding with a score of minus infinity.
+        float32 `[batch, num_best]`, best first. If there are fewer sequences, the rest is padding with a score of minus
+        infinity.
 
     Raises:
-        ValueError: If an argument is out of its range, or the step returns something else than described.
+        ValueError: If an argument is out of its range, or `step` does not return such logits and such a state.
 
     Source: Wu et al. (2016), arXiv 1609.08144, for the length penalty.
 

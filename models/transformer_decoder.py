@@ -24,13 +24,13 @@ class TransformerDecoder(AbstractDecoder):
     affine map of the normalized result of the last layer. Positions are sinusoidal. The layers are Keras's own.
 
     Training computes all positions at once. Decoding stores keys and values of all layers, those of the encoder's outputs
-    once per batch, and computes one position per step; it returns what a decoder without them would return. The
+    once per batch, and computes one position per step; the result is the same as without stored keys and values. The
     representation may also be that of a `Seq2SeqEncoder`, of any width. The decoder reads its `outputs` and `mask` only:
     with a balancer at the representation, give other heads `pool=True`, so that they read `outputs`, too, and not `final`
     alone.
 
     Ids: `start_id` precedes the first token, `end_id` ends a sequence, `padding_id` fills it up. Rows of targets hold the
-    tokens, the end id and padding, without the start id; a trainer checks this where the data are read (`check_labels`).
+    tokens, the end id and padding, without the start id; a trainer checks this when it reads the data (`check_labels`).
     Decoding returns neither padding nor the start id before the end; the start id may be the end id, too.
 
     Sources: as for `TransformerEncoder`.
@@ -151,8 +151,8 @@ class TransformerDecoder(AbstractDecoder):
             beam_width: Number of hypotheses in the beam; 1 is greedy.
             length_penalty: See `decode`.
             maximum_length: Number of ids; the constructor's by default.
-            engine: `"native"` or None, which is the same. As in `Seq2SeqDecoder.generate`, whose other engine has no
-                transformer.
+            engine: `"native"` or None, which is the same. The argument is that of `Seq2SeqDecoder.generate`; the engine
+                `"addons"` has no transformer.
 
         Returns:
             ids, int32 `[batch, maximum_length]`, up to and including the end id, then padding.
@@ -230,11 +230,11 @@ class TransformerDecoder(AbstractDecoder):
         Args:
             representation: What `TransformerEncoder` or `Seq2SeqEncoder` returns.
             beam_width: The width of the beam that will be searched with; 1 for `greedy` and `sample`.
-            maximum_length: The number of ids that will be searched for, for which keys and values get their place; the
+            maximum_length: The number of ids to search for, which is the length of the stored keys and values; the
                 constructor's by default.
 
         Returns:
-            The three, in the order of the arguments of `search.greedy`, `search.beam` and `search.sample`.
+            Step, state and memory, in the order of the arguments of `search.greedy`, `search.beam` and `search.sample`.
 
         Raises:
             ValueError: If the representation lacks an entry, or a number is out of its range.
@@ -277,7 +277,7 @@ class TransformerDecoder(AbstractDecoder):
         return vectors
 
     def _begin(self, representation: dict[str, Any], search: Search) -> tuple[SearchParts, tf.Tensor]:
-        """What a search needs, and the ids before the first."""
+        """The parts of a search, and the ids before the first step, int32 `[batch]`."""
         parts = self.begin_search(representation, beam_width=search.beam_width, maximum_length=search.maximum_length)
         return parts, tf.fill(tf.shape(parts.state.place), self.start_id)
 

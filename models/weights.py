@@ -41,11 +41,11 @@ def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
 
     Args:
         path: The file, ending in `.npz`.
-        layers: Built layers by the names under which they were saved. The file may hold others too.
+        layers: Built layers by the names under which they were saved. The file may hold other layers, too.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a name is not in the file, or shapes differ; then nothing is loaded.
+        ValueError: If a name is not in the file, or the shapes of weights differ; nothing is loaded in either case.
     """
     _check_path(path)
     with np.load(path, allow_pickle=False) as file:

@@ -55,10 +55,11 @@ __all__ = ["MultiHeadTrainer"]
 class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     """Trains several heads on one shared encoder with one total loss and one optimizer.
 
-    A head is a Keras layer or model that reads the encoder's representation and is trained on a loss of its own. The update
-    is the gradient of `sum_k weight_k * (sum_i s_ki * loss_ki) / (sum_i s_ki)`, over heads `k` and elements `i` (examples,
-    tokens), where `s` are sample weights and masks, 0 for missing labels. A weighting changes how much each loss counts, and
-    a balancer how the heads' encoder gradients are combined; the heads' own variables are trained by the plain gradient.
+    A head is a Keras layer or model that reads the encoder's representation and is trained on its own loss. The update is
+    the gradient of `sum_k weight_k * (sum_i s_ki * loss_ki) / (sum_i s_ki)`, over heads `k` and elements `i` (examples,
+    tokens), where `weight_k` is the `weight` of the head and `s_ki` the sample weight times the class weight, 0 for masked
+    elements and missing labels. A weighting changes how much each loss counts, and a balancer how the heads' encoder
+    gradients are combined; the heads' own variables are trained by the plain gradient.
 
     `fit`, `evaluate`, `predict`, callbacks and saving are Keras's own.
 
@@ -70,7 +71,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         name: Name of the model.
 
     A batch is `(inputs, targets)` or `(inputs, targets, sample_weights)`; `targets` and `sample_weights` are dicts by head
-    name. A head that is not named there has no labels in the batch; a label is also missing if it is `ignore_label` or
+    name. A head without an entry in `targets` has no labels in the batch; a label is also missing if it is `ignore_label` or
     NaN, or if its sample weight is 0. A head without labels in an update is idle and does not change.
 
     Raises:
@@ -101,23 +102,24 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
         """Makes a trainer of a functional Keras model with several outputs, from the same layers.
 
-        The encoder is what at least two outputs depend on, the representation every tensor that leaves this part (one, or a
-        dict by layer name), and a head is the rest of the way to one output. The model can still be used, and sees what the
-        trainer trains. The heads have the keys of a dict of outputs as names, otherwise Keras's output names.
+        The encoder is the part of the model that at least two outputs depend on. The representation is every tensor that
+        leaves the encoder: one tensor, or a dict by layer name. A head is the rest of the path to one output. The model can
+        still be used; since it shares its layers with the trainer, it is trained as well. The heads have the keys of a dict
+        of outputs as names, otherwise Keras's output names.
 
-        The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and
-        `compile` without an optimizer creates one with the options of the model's. An output without a loss, as all are if
-        the model is not compiled, is predicted and measured, but not trained.
+        The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and `compile`
+        without an optimizer creates one with the options of the model's optimizer. An output without a loss is predicted and
+        measured, but not trained. In a model that is not compiled, no output has a loss.
 
         Args:
             model: The model.
             representation: The names of the layers whose outputs are the representation, if the heads should begin
-                elsewhere; a tensor that passes these layers by is also part of it.
+                elsewhere; a tensor that bypasses these layers is also part of the representation.
 
         Raises:
             TypeError: `model` is not a Keras model.
-            ValueError: `model` is not functional, has one output, or outputs that share no layer with weights;
-                or `representation` names no layer of it.
+            ValueError: `model` is not functional, has only one output, or has outputs that share no layer with weights; or a
+                name in `representation` is not the name of a layer of the model.
 
         Example:
             >>> inputs = keras.Input((6,))
@@ -159,11 +161,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     ) -> None:
         """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
-        Most heads need the first group of arguments at most; the second is for special cases.
+        Most heads need only the first group of arguments; the second is for special cases.
 
         Args:
             name: The key of the head's targets, sample weights and logs.
-            module: As in `Head`, as are all others.
+            module: A Keras layer, model or function. All arguments are those of `Head`, where they are described in full.
             loss: A Keras loss, or None for an output that is predicted and measured, but not trained.
             weight: How much the head's loss counts.
             metrics: Keras metrics or their names.
@@ -173,10 +175,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             class_weight: Weights of the labels by class number.
             target_scaling: How the targets are scaled for the loss.
 
-            trains_encoder: Whether the encoder is trained by the head.
+            trains_encoder: Whether the head trains the encoder.
             couples_rows: Whether the loss, or the module, compares the rows of a batch with each other.
             learning_rate_multiplier: The factor of every step that is applied to the module's variables.
-            weight_decay_multiplier: The factor of the optimizer's `weight_decay` for them.
+            weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the module's variables.
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, two values of the heads
@@ -238,10 +240,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self.head_weights.variable(name).assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:
-        """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
+        """Makes heads idle from the next update on: they are not trained and do not change. For callbacks of `fit`.
 
-        The encoder and the other heads are trained further. Only the first call may retrace the step. A schedule's turn that
-        has only idle heads goes to all others. Each `fit` begins without idle heads.
+        Training of the encoder and the other heads continues. Only the first call may retrace the step. If all heads that a
+        schedule selects at a step are idle, all other heads are trained at that step. Each `fit` begins without idle heads.
 
         Args:
             heads: The names of all heads that are to be idle; an empty list for none.
@@ -281,11 +283,12 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     ) -> None:
         """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
-        Most trainings need the first group of arguments at most; the second is for special cases.
+        Most users need only the first group of arguments; the second is for special cases.
 
         Args:
-            optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: that of the
-                model of `from_model`, otherwise `"rmsprop"`, as in Keras.
+            optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: for a trainer
+                made by `from_model`, a new one with the options of the model's optimizer; otherwise `"rmsprop"`, as in
+                Keras.
             weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
                 the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
                 optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
@@ -293,10 +296,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
                 name; None is the plain sum.
             head_schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
-            clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
+            clip: Limits the final gradients, once per update (`multihead.clipping`); None: no limit.
             encoder_learning_rate_multiplier: The factor of every step that is applied to the encoder's variables, weight
-                decay included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath`
-                or `Stages`.
+                decay included. A number (0 freezes the encoder), a function of the step, `LayerwiseDecay`, `ByPath` or
+                `Stages`.
             gradient_accumulation_steps: Computes one update, and one step of Keras, from this many consecutive batches of
                 any shapes; a shorter last window of an epoch is also an update. The update is that of all their examples in
                 one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
@@ -315,24 +318,26 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             encoder_weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the encoder's variables, in the
                 same forms.
             target_scaling: By head name, a `target_scaling` that replaces the one of `add_head`, as `diagnose` suggests it.
-                A head that has the same one already keeps what it has learned.
+                A head that already has the same scaling keeps the learned parameters of the scaling.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
-                with the update, norms of the update before and after clipping, and running averages; None logs losses.
-            layers_every: With `telemetry="full"`, the same values are measured in each layer of the encoder once in this
-                many updates, for `callbacks.UpdateLogger`; such an update costs one encoder backward pass per head.
+                with the update, norms of the update before and after clipping, and running averages; None logs none of
+                these, only losses and metrics.
+            layers_every: With `telemetry="full"`, the same statistics are measured in each layer of the encoder at every
+                `layers_every`-th update, for `callbacks.UpdateLogger`; such an update costs one encoder backward pass per
+                head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
-                and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. An epoch's
-                warning, and the errors, name the head, the variable, the update and the batch. An update that loss scaling
-                skips to lower its scale does not count.
-            max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
-                error; None: it never does.
+                and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. The warning at
+                the end of an epoch, and the errors, name the head, the variable, the update and the batch. An update that a
+                `LossScaleOptimizer` skips to lower its loss scale does not count as a skipped update.
+            max_skipped_updates: Training ends with an error once this many updates in a row have been skipped because of an
+                infinite or NaN loss or gradient; None: never.
             check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range: once in
-                arrays, otherwise in every batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in
-                any case.
+                arrays, otherwise in every batch. False saves the time of these checks (`docs/labels.md`); shapes and dtypes
+                are checked in any case.
 
         Raises:
-            ValueError: There is no head yet, an option is out of range, names an unknown method or head or does not work on
-                several replicas, or the optimizer clips or accumulates gradients.
+            ValueError: There is no head yet; an option is out of range, names an unknown method or head, or does not work on
+                several replicas; or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
         arguments = _arguments(locals())
@@ -359,7 +364,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     # ------------------------------------------------------------------------------------------- the Keras interface
 
     def __call__(self, inputs: Nested, *args: object, **kwargs: object) -> Nested:
-        """The predictions of `call`, from inputs in the form of those of `predict`."""
+        """The predictions of `call`, for inputs in any form that `predict` accepts as arrays."""
         return super().__call__(as_arrays("inputs", inputs), *args, **kwargs)
 
     def call(self, inputs: Nested, training: bool | None = None) -> Nested:
@@ -404,13 +409,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         Args:
             x: The inputs of all examples: an array, or a list, a dict or another structure of arrays, data frames, lists of
                 numbers, ragged or sparse tensors. Or an iterable of batches `(inputs, targets)` or
-                `(inputs, targets, sample_weights)`: a `tf.data.Dataset`, a generator, a `PyDataset` (Keras 2: `Sequence`),
-                or another one. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then have
-                no labels in it; each head must have targets in one of the first 64 batches.
+                `(inputs, targets, sample_weights)`: a `tf.data.Dataset`, a generator, a `PyDataset` (Keras 2: `Sequence`) or
+                any other iterable. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then
+                have no labels in it; each head must have targets in one of the first 64 batches.
             y: The targets by head name, if `x` are arrays: a dict of arrays or series, or a data frame whose columns are
                 the heads.
-            batch_size: As in Keras, as are all that are not described here.
-            epochs: The number of the last epoch.
+            batch_size: The batch size, if `x` are arrays; 32 by default.
+            epochs: The number of the last epoch, counted from 1.
             verbose: 0, 1, 2 or `"auto"`.
             callbacks: Keras callbacks.
             validation_split: The fraction of the last examples that is held out for validation.
@@ -419,12 +424,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             class_weight: By head name, the weights of labels by class number. In this `fit` they replace those of
                 `add_head`; they count in training only, not in validation.
             sample_weight: A dict like `y`, if `x` are arrays; the examples of a head that it does not name weigh 1.
-            initial_epoch: The number of epochs that are over already.
+            initial_epoch: The number of epochs that are already completed.
             steps_per_epoch: The number of updates in an epoch.
             validation_steps: The number of batches in a validation.
             validation_batch_size: The batch size of validation data.
-            validation_freq: Every how many epochs, or after which, the validation data are evaluated.
-            **kwargs: What else this version of Keras takes.
+            validation_freq: A number `n`: validation after every `n`-th epoch; a list: validation after the epochs with
+                these numbers, counted from 1.
+            **kwargs: Further arguments of this version of Keras.
 
         Returns:
             Keras's `History`.
@@ -464,7 +470,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             steps: The number of batches; None: all.
             callbacks: Keras callbacks.
             return_dict: Whether to return a dict by name instead of a list in the order of `metrics_names`.
-            **kwargs: What else this version of Keras takes.
+            **kwargs: Further arguments of this version of Keras.
         """
         arguments = _arguments(locals())
         self._assert_ready("evaluate")
@@ -496,7 +502,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             verbose: 0, 1, 2 or `"auto"`.
             steps: The number of batches; None: all.
             callbacks: Keras callbacks.
-            **kwargs: What else this version of Keras takes.
+            **kwargs: Further arguments of this version of Keras.
         """
         check_known(self._setup.heads, "predict")
         return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
@@ -520,7 +526,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         If any argument but `print_fn` is given, Keras's own summary follows.
 
         Args:
-            line_length: As in Keras, as are all others.
+            line_length: As in Keras.
             positions: As in Keras.
             print_fn: Called with each line; None: `print`.
             expand_nested: As in Keras.
@@ -540,7 +546,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         return_dict: bool = False,
         **kwargs: object,
     ) -> Logs:
-        """One update, from one batch, as `keras.Model.train_on_batch` makes it.
+        """Makes one update from one batch, as `keras.Model.train_on_batch` does.
 
         Args:
             x: The inputs of the batch.
@@ -548,10 +554,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             sample_weight: The sample weights by head name.
             class_weight: The weights of classes by head name, as for `fit`.
             return_dict: Whether to return a dict by name instead of a list.
-            **kwargs: What else this version of Keras takes.
+            **kwargs: Further arguments of this version of Keras.
 
         Raises:
-            ValueError: `gradient_accumulation_steps` is above 1, so that an update needs several batches.
+            ValueError: `gradient_accumulation_steps` is above 1: an update then needs several batches.
         """
         steps = self._assert_ready("train_on_batch").gradient_accumulation_steps
         if steps > 1:
@@ -581,7 +587,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             y: The targets by head name.
             sample_weight: The sample weights by head name.
             return_dict: Whether to return a dict by name instead of a list.
-            **kwargs: What else this version of Keras takes.
+            **kwargs: Further arguments of this version of Keras.
         """
         self._assert_ready("test_on_batch")
         check_one_step(self, "test_on_batch")

@@ -82,6 +82,6 @@ def sentences(size: int, updates: int, has_all_slots: bool, folder: Path, every:
 
 SETS = {
     f"{name}{ending}": functools.partial(sentences, size, updates, has_all_slots)
-    for name, size, updates in (("1,000 sentences", 1000, 300), ("all sentences", 13084, 300))
+    for name, size, updates in (("1,000 sentences", 1000, 300), ("all sentences", 13084, 200))
     for ending, has_all_slots in (("", True), (", half of the slots", False))
 }

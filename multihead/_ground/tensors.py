@@ -77,11 +77,18 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
     """
 
     def in_functions_only(callback: Function) -> Function:
-        def called(op_type: str | bytes, inputs: Nested, attrs: object, outputs: Nested, **named: object) -> Nested:
+        def called(
+            op_type: str | bytes,
+            inputs: Nested,
+            attrs: object,
+            outputs: Nested,
+            op_name: object = None,
+            graph: object = None,
+        ) -> Nested:
             name = op_type.decode() if isinstance(op_type, bytes) else op_type
-            if named.get("graph") is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
+            if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
                 return None
-            return callback(op_type, inputs, attrs, outputs, **named)
+            return callback(op_type, inputs, attrs, outputs, op_name, graph)
 
         return called
 

@@ -36,8 +36,7 @@ from multihead.heads._named import weigh_classes
 from multihead.heads._value import is_zero
 from multihead.telemetry._epoch_end import EpochEnd
 
-Step = Callable[[Iterator[Nested]], Logs]
-"""From an iterator of batches to logs."""
+Step = Callable[[Iterator[Nested]], Logs]  # from an iterator of batches
 
 
 class FittedTrainer(TrainerState):
@@ -94,6 +93,9 @@ class FittedTrainer(TrainerState):
             batch = unpack(data, self._setup.all_names)
             for name in batch.targets.keys() - masked:
                 weights, spec = batch.sample_weights.get(name), predictions[name].spec
+                if argument != "x":  # sequences may be longer there, or shorter
+                    inner = range(1, len(spec.shape) - 1)
+                    spec = tf.TensorSpec([None if i in inner else n for i, n in enumerate(spec.shape)], spec.dtype)
                 _, weights = self._setup.head(name).mask_missing(batch.targets[name], weights, spec, None)
                 if tf.executing_eagerly() and not bool(tf.reduce_all(weights > 0)):
                     complete.discard(name)
@@ -190,9 +192,8 @@ class FittedTrainer(TrainerState):
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         built = self._require_built()
-        spec, logs = built.spec, built.logs
+        spec, logs, step = built.spec, built.logs, self.update_count
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
-        step = self.update_count
         weights = head_weights_at(self._setup.trained, step)
         logs.add_evaluated(**evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))

@@ -99,6 +99,12 @@ _FEW = 2**16
 """The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
+def _may_stay(spec: UpdateSpec, never_idle: Sequence[bool]) -> list[tuple[list[int], list[tf.Variable]]]:
+    """The variables that an update may have to restore, by the heads that own them: none of these trains at every step."""
+    always = {k for k, never in enumerate(never_idle) if never}
+    return [(owners, own) for owners, own in spec.groups if len(owners) < len(never_idle) and not always & set(owners)]
+
+
 def _apply_to_active(
     strategy: tf.distribute.Strategy,
     spec: UpdateSpec,
@@ -110,8 +116,7 @@ def _apply_to_active(
     step: tf.Tensor,
 ) -> None:
     """Applies the gradients of the variables at some places, and restores the variables whose heads are all idle."""
-    always = {k for k, never in enumerate(never_idle) if never}
-    groups = [(owners, own) for owners, own in spec.groups if len(owners) < len(active) and not always & set(owners)]
+    groups = _may_stay(spec, never_idle)
     stay = [variable for _, group in groups for variable in group]
     # To copy few variables costs less than a condition; XLA, whose branches must be alike, does without one, too.
     sizes = [variable.shape.num_elements() for variable in stay]

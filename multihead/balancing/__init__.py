@@ -1,7 +1,7 @@
 """A balancer combines the heads' encoder gradients into one gradient and so decides how each head moves the encoder.
 
 Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it on a
-`[num_heads, num_parameters]` matrix. `balance` is the way in for a custom training loop.
+`[num_heads, num_parameters]` matrix. For a custom training loop, use `balance`.
 """
 
 from multihead.balancing._base import Balancer, balance, get

@@ -60,7 +60,7 @@ class Balancer(Method):
                 also accept a list with one such shape per gradient tensor.
 
         Raises:
-            ValueError: There are more heads than the method supports.
+            ValueError: There is no head, or there are more heads than the method supports.
         """
         if self.built:
             return
@@ -140,8 +140,8 @@ class Balancer(Method):
             active: `[num_heads]` booleans: which heads the update trains.
 
         Returns:
-            Whether the coefficients must be computed, a boolean scalar, and `[num_heads]` float32, those of the update
-            otherwise. None, as by default: they are computed in every update.
+            A boolean scalar, whether the coefficients must be computed, and `[num_heads]` float32, the coefficients to use
+            otherwise. None, the default: the coefficients are computed in every update.
         """
         return None
 
@@ -162,7 +162,8 @@ class Balancer(Method):
             `[num_parameters]`, float64 for a float64 matrix, otherwise float32.
 
         Raises:
-            ValueError: The matrix does not have rank 2, has too many rows or, in eager mode, has rows that are not finite.
+            ValueError: The matrix does not have rank 2, has more rows than the method supports or another number of rows
+                than the balancer was built for or, in eager mode, has rows that are not finite.
         """
         if not tf.is_tensor(matrix):
             matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
@@ -187,7 +188,7 @@ class Balancer(Method):
 
 
 def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:
-    """Raises a `ValueError` with the heads whose gradients are not finite; does nothing in a graph."""
+    """Raises a `ValueError` that names the heads whose gradients are not finite; does nothing in a graph."""
     if not tf.executing_eagerly():
         return
     finite = np.all([np.isfinite(matrix.numpy()).all(axis=1) for matrix in matrices], axis=0)
@@ -240,8 +241,8 @@ def balance(
         is None.
 
     Raises:
-        ValueError: The lists differ in length, a variable's gradients differ in shape or, in eager mode, a gradient is not
-            finite; the message names the head.
+        ValueError: `balancer` is None or not the name of a balancer, the lists differ in length, a variable's gradients
+            differ in shape or, in eager mode, a gradient is not finite; the message then names the head.
 
     Example:
         >>> first = [tf.constant([-4.0, 1.0]), tf.constant([[1.0]])]

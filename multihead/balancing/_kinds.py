@@ -20,11 +20,11 @@ from multihead.balancing._base import Balancer
 class PreferenceBalancer(Balancer):
     """A balancer with a preference: numbers of at least 0 by head name; 1 for a head that is missing.
 
-    To be called on a matrix, it must know the heads' names: call `bind(head_names)` first.
+    A balancer with a preference must know the heads' names before it is called on a matrix: call `bind(head_names)` first.
 
     Raises:
         TypeError: `preference` is not a mapping.
-        ValueError: A number is negative or not finite.
+        ValueError: A number is negative or not finite, all are 0, or a name is not that of a head.
     """
 
     def __init__(self, preference: Mapping[str, float] | None = None, *, name: str | None = None) -> None:

@@ -37,7 +37,10 @@ class UnitRows(NamedTuple):
         return 16 * self.noise
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
-        """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads; all NaN if it is not finite."""
+        """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads.
+
+        If the Gramian is not finite, all coefficients are NaN.
+        """
         result = weights * self.active / self.norms
         with unchecked():
             return tf.cast(where(self.finite, result, float("nan")), self.dtype)
@@ -68,8 +71,9 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
 def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """The mean gradient, weighted by a preference.
 
-    Returns its weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its norm, 1
-    if it is zero; and whether it is not zero up to rounding.
+    Returns four tensors: the weights of the unit rows in the mean gradient, `[num_heads]`; the inner products of the unit
+    rows with its direction, `[num_heads]`; the norm of the mean gradient, or 1 if it is zero; and whether it is not zero up
+    to rounding.
     """
     preference = preference * rows.active
     mean = tf.math.divide_no_nan(preference, tf.reduce_sum(preference)) * rows.norms

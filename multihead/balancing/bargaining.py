@@ -17,7 +17,7 @@ from multihead.balancing._solvers.pivoting import quickly, well_inside
 class NashMTL(Balancer):
     """Takes the Nash bargaining solution: the update that maximizes the product of the heads' improvements.
 
-    Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = 1 / w_k`, with `G` the Gramian.
+    Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = 1 / w_k`, where `G` is the Gramian, `G_jk = g_j . g_k`.
 
     What it fixes: direction (`d . g_k > 0` for every head) and magnitude; the update does not change when a head's loss
     is scaled, so loss weights have no effect. Size of the update: the square root of the number of heads, regardless of
@@ -112,8 +112,8 @@ def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
 class FairGrad(Balancer):
     """Maximizes the alpha-fair utility of the heads' improvements.
 
-    Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = w_k^(-1 / alpha)`, with `G` the Gramian. `alpha = 1` is
-    `NashMTL`; `alpha -> 0` is the plain sum; a larger `alpha` favors the head that improves least.
+    Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = w_k^(-1 / alpha)`, where `G` is the Gramian, `G_jk = g_j . g_k`.
+    `alpha = 1` is `NashMTL`; `alpha -> 0` is the plain sum; a larger `alpha` favors the head that improves least.
 
     What it fixes: direction (`d . g_k > 0` for every head) and, increasingly with `alpha`, magnitude. Size of the
     update: `|d|^2 = sum_k w_k^(1 - 1/alpha)`, which differs from that of the sum; set the learning rate accordingly.

@@ -23,7 +23,8 @@ class Chain(Balancer):
     Formula: for two methods with coefficients `a` and `b`, `d = sum_k a_k b_k g_k`, with `b` from the Gramian of the
     gradients `a_k g_k`.
 
-    What it fixes: what its members fix. Size of the update: that of the last member, for the gradients as scaled before.
+    What it fixes: what its members fix. Size of the update: that of the last member, for the gradients as scaled by the
+    members before it.
 
     Args:
         *steps: Balancers or their names, in order. All except the last must multiply each head's gradient by a coefficient,
@@ -31,8 +32,8 @@ class Chain(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: A member before the last does not multiply gradients by coefficients, or the members have no level in
-            common.
+        ValueError: A step before the last does not multiply gradients by coefficients, the steps have no level in common, or
+            a name is not that of a balancer.
 
     Example:
         >>> chain = Chain("EqualNorms", "UPGrad")

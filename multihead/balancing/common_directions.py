@@ -33,11 +33,10 @@ class MGDA(Balancer):
     `"loss+"`.
 
     What it fixes: direction (`d . g_k >= |d|^2` for every head) and magnitude. Size of the update: at most that of the
-    smallest gradient. The coefficients sum to 1. At a Pareto-stationary point they are 0 if rounding would leave a
-    residual in a random direction. With a normalization, the weights are computed from the normalized gradients and applied
-    to the original ones, as in the authors' code. The guarantees above then do not hold: the update may conflict with a
-    head. With two heads, `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger
-    loss.
+    smallest gradient. The coefficients sum to 1. At a Pareto-stationary point they are 0 if rounding would leave a residual
+    in a random direction. With a normalization, the weights are computed from the normalized gradients and applied to the
+    original ones, as in the authors' code, and these guarantees do not hold: the update may conflict with a head. With two
+    heads, `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger loss.
 
     Args:
         normalization: `"none"`, `"l2"`, `"loss"` or `"loss+"`, as in the authors' code.
@@ -115,7 +114,7 @@ class IMTLG(Balancer):
     """Finds the update with equal projections onto all heads' gradients.
 
     Formula: `d = sum_k w_k g_k` with `d . g_k / |g_k|` equal for all k and `sum_k w_k = 1`, that is,
-    `w = G^+ n / sum(G^+ n)`, with `G` the Gramian, `n` the gradient norms and `+` the pseudo-inverse.
+    `w = G^+ n / sum(G^+ n)`, with `G` the Gramian, `G_jk = g_j . g_k`, `n` the gradient norms and `+` the pseudo-inverse.
 
     What it fixes: direction and magnitude; the direction does not depend on the loss weights. Size of the update: the
     coefficients sum to 1. They may be negative. If `sum(G^+ n)` is negative, which happens when a small gradient
@@ -182,9 +181,10 @@ class ConFIG(Balancer):
 class AlignedMTL(PreferenceBalancer):
     """Rescales the principal components of the heads' gradients to the same singular value.
 
-    Formula: with the singular value decomposition `J = U S V^T` of the gradient matrix, the aligned gradients are the
-    rows of `s U V^T`, whose condition number is 1, and `d = s V U^T p`. `p` is the `preference`; `s` is the smallest
-    nonzero singular value (`scale="min"`), the median (`"median"`) or the root mean square (`"rmse"`) of them.
+    Formula: with the singular value decomposition `J = U S V^T` of the gradient matrix `J`, whose rows are the `g_k`, the
+    aligned gradients are the rows of `s U V^T`, whose condition number is 1, and `d = s V U^T p`. `p` is the `preference`;
+    `s` is the smallest nonzero singular value (`scale="min"`), the median (`"median"`) or the root mean square (`"rmse"`) of
+    them.
 
     What it fixes: magnitude and direction of the gradient matrix as a whole. The update never conflicts with an aligned
     gradient, but it may conflict with an original one. Size of the update: with `scale="min"`, at most the smallest
@@ -196,7 +196,9 @@ class AlignedMTL(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range, or there are more than 128 heads.
+        TypeError: `preference` is not a mapping.
+        ValueError: `preference` has a negative or non-finite number or is 0 for all heads, `scale` is not one of the three,
+            or there are more than 128 heads.
 
     Example:
         >>> AlignedMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()

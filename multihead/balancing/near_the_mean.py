@@ -36,7 +36,9 @@ class CAGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `c` or the preference is out of range, or there are more than 128 heads.
+        TypeError: `preference` is not a mapping.
+        ValueError: `c` is out of range, `preference` has a negative or non-finite number or is 0 for all heads, or there are
+            more than 128 heads.
 
     Example:
         >>> CAGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -91,15 +93,15 @@ class CAGrad(PreferenceBalancer):
 class ConicGrad(PreferenceBalancer):
     """Maximizes the smallest improvement over all heads, within an angle of the mean gradient and at its norm.
 
-    As `CAGrad`, but within a cone around the mean gradient instead of a ball, so that the size of the update does not
+    Like `CAGrad`, but within a cone around the mean gradient instead of a ball, so that the size of the update does not
     depend on the heads' conflict.
 
     Formula: `d = argmax min_k d . g_k` subject to `d . g_0 >= c |d| |g_0|` and `|d| = |g_0|`, with
     `g_0 = sum_k p_k g_k / sum_k p_k` and `p` the `preference`.
 
     What it fixes: direction, the more so the lower `c`: `c = 1` gives the mean gradient, `c = 0` the direction of `MGDA`.
-    The update may still conflict with a head. Size of the update: the norm of the *mean* gradient; 0 where heads oppose each
-    other so that the gradients with the smallest improvement cancel.
+    The update may still conflict with a head. Size of the update: the norm of the *mean* gradient; 0 if heads oppose each
+    other such that the gradients with the smallest improvement cancel.
 
     Args:
         c: The smallest cosine between the update and the mean gradient, from 0 to 1.
@@ -107,15 +109,18 @@ class ConicGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `c` or the preference is out of range, or there are more than 128 heads.
+        TypeError: `preference` is not a mapping.
+        ValueError: `c` is out of range, `preference` has a negative or non-finite number or is 0 for all heads, or there are
+            more than 128 heads.
 
     Example:
         >>> ConicGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.2836, 1.2082, 1.2082]
 
-    Source: Hassanpour et al., Fantastic Multi-Task Gradient Updates and How to Find Them In a Cone, arXiv 2502.00217,
-    2025. There the angle enters by a Lagrange multiplier that is not determined, and the heads' weights by gradient steps;
-    here the stated problem is solved exactly. The default of `c` is ours: about the largest angle of `CAGrad(c=0.4)`.
+    Source: Hassanpour et al., Fantastic Multi-Task Gradient Updates and How to Find Them In a Cone, arXiv 2502.00217, 2025.
+    There the angle enters by a Lagrange multiplier that is not determined, and the heads' weights by gradient steps; here
+    the stated problem is solved exactly. The default of `c` is not from the paper: its angle is about the largest angle of
+    `CAGrad(c=0.4)`.
     """
 
     max_heads = MAX_HEADS

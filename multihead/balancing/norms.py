@@ -30,7 +30,8 @@ class Sum(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: A preference is negative or not finite, or all are 0.
+        TypeError: `preference` is not a mapping.
+        ValueError: `preference` has a negative or non-finite number, or is 0 for all heads.
 
     Example:
         >>> Sum()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -60,7 +61,8 @@ class EqualNorms(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: A number is negative or not finite, or all are 0.
+        TypeError: `preference` is not a mapping.
+        ValueError: `preference` has a negative or non-finite number, or is 0 for all heads.
 
     Example:
         >>> EqualNorms()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -83,7 +85,7 @@ class NormBudget(PreferenceBalancer):
     For a head that must not disturb the others: `NormBudget({"price": 0.3})` limits the head `price` to 30 percent of
     the encoder's update. Directions do not change, so conflicts remain.
 
-    Formula: `d = sum_k c_k g_k` with the largest `c_k <= 1` such that each head's share
+    Formula: `d = sum_k c_k g_k` with the largest coefficients `c_k <= 1` such that each head's share
     `c_k |g_k| / sum_j c_j |g_j|` is at most its budget, its `preference`. Heads without a budget keep `c_k = 1` and share
     the rest in their original proportions.
 
@@ -154,34 +156,37 @@ class NormBudget(PreferenceBalancer):
 class NormFloor(PreferenceBalancer):
     """Scales gradients up so that no head's running norm is below a fixed fraction of the largest.
 
-    For models in which some heads starve, and those that do well must pay little for the others. Gradients above the floor
-    keep their proportions, and the heads' loss weights keep their effect there. Conflicts in direction remain; add `UPGrad`
-    after it with `Chain` to remove them as well.
+    For models in which the gradients of some heads are too small to matter, and the other heads should lose little.
+    Gradients above the floor keep their proportions, and the heads' loss weights keep their effect on them. Conflicts in
+    direction remain; add `UPGrad` after it with `Chain` to remove them as well.
 
     Formula: `s_k <- beta s_k + (1 - beta) |g_k|^2`, and `r_k = sqrt(s_k / (1 - beta^n))` after `n` updates of the head, its
     running root mean square; `t_k = max(r_k, floor p_k max_j r_j / p_j)`, with `p` the `preference`; and
-    `d = (|r| / |t|) sum_k (t_k / r_k) g_k`. A head whose preference is 0 is never scaled up, and is not in the maximum.
+    `d = (|r| / |t|) sum_k (t_k / r_k) g_k`. A head whose preference is 0 is never scaled up and does not count in the
+    maximum.
 
-    Guarantee: `t_i / t_j >= floor p_i / p_j` for any two heads whose preference is above 0. `floor=0` is the plain sum,
-    `floor=1` has `t` in proportion to `p`, as `EqualNorms` has the norms of each batch. If the heads' gradients are
+    Guarantee: `t_i / t_j >= floor p_i / p_j` for any two heads whose preference is above 0. `floor=0` is the plain sum; with
+    `floor=1`, `t` is proportional to `p`, as the norms in each batch are with `EqualNorms`. If the heads' gradients are
     orthogonal on average and the optimizer normalizes the update, as Adam does, a head learns `t_k / |t|` times as fast as
-    alone; with equal preferences this is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its speed in the plain sum.
+    when it is trained alone; with equal preferences this is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its speed
+    in the plain sum.
 
     What it fixes: magnitude. Size of the update: that of the plain sum, as a root mean square over updates, if the gradients
     are orthogonal; the gradient of a single head is unchanged.
 
     State: `lengths`, `[num_heads]` float32, the `sqrt(s_k)`, and `masses`, `[num_heads]` float32, the `1 - beta^n`. The
-    state of an idle head does not change, and its last running norm still counts in the maximum, so that the coefficients
-    do not depend on which heads have labels in a batch. Call `reset` after a head was switched off permanently.
+    state of an idle head does not change, and its last running norm still counts in the maximum, so that the coefficients do
+    not depend on which heads have labels in a batch. Call `reset` after a head has been permanently disabled.
 
     Args:
-        floor: The smallest fraction of the largest running norm that a head is given, from 0 to 1.
+        floor: The smallest running norm that a head's gradient is scaled to, as a fraction of the largest, from 0 to 1.
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         beta: Decay rate of the running squares, at least 0 and below 1.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range, or all preferences are 0.
+        TypeError: `preference` is not a mapping.
+        ValueError: An argument is out of range, or `preference` is 0 for all heads.
 
     Example:
         >>> rows = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]

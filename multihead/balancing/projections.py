@@ -38,7 +38,8 @@ class UPGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: A preference is negative or not finite, all are 0, or there are more than 128 heads.
+        TypeError: `preference` is not a mapping.
+        ValueError: `preference` has a negative or non-finite number or is 0 for all heads, or there are more than 128 heads.
 
     Example:
         >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -85,7 +86,9 @@ class DualProj(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: A preference is negative or not finite, all are 0, or there are more than 1024 heads.
+        TypeError: `preference` is not a mapping.
+        ValueError: `preference` has a negative or non-finite number or is 0 for all heads, or there are more than 1024
+            heads.
 
     Example:
         >>> DualProj()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -174,7 +177,7 @@ class PCGrad(Balancer):
 
 
 def other_heads_in_random_order(num_heads: int, seed: int, step: Tensor) -> tf.Tensor:
-    """For each head, the other heads in an independent random order, `[num_heads, num_heads - 1]`, by the seed and the step.
+    """For each head, the other heads in an independent random order, `[num_heads, num_heads - 1]`, from seed and step.
 
     Up to 16 heads, the relative order of two heads does not depend on the number of heads after them.
     """
@@ -196,7 +199,7 @@ class GradVac(Balancer):
     What it fixes: direction, partially; heads may still conflict. Size of the update: that of the sum or larger, since
     the rotation lengthens gradients.
 
-    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0. Those of an idle head do
+    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0. The targets of an idle head do
     not change.
 
     Args:

@@ -20,8 +20,8 @@ class RunningBalancer(Balancer):
     """A balancer that stores one encoder gradient per head, and counts each head's updates.
 
     State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
-    idle head does not change. It needs `num_heads` times the memory of the encoder. It works only at the parameters,
-    because the elements of a representation belong to examples and cannot be averaged over updates.
+    idle head does not change. The state takes `num_heads` times the memory of the encoder's parameters. The balancer works
+    only at the parameters, because the elements of a representation belong to examples and cannot be averaged over updates.
     """
 
     uses: tuple[str, ...] = ("gradients",)
@@ -64,10 +64,11 @@ class RunningBalancer(Balancer):
     def _weigh(
         self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """The heads' weights, the new running gradients, and the rows to add, which may be these, all float64.
+        """The heads' weights, the new running gradients, and the rows to combine, all float64.
 
-        `active` says which heads have a gradient, and `counts` how many updates they had, this one included; the losses may
-        be None.
+        The rows to combine may be the new running gradients. `rows` are the gradients and `old` the running gradients so
+        far, one tensor `[num_heads, n_i]` per gradient tensor. `active` says which heads have a gradient, and `counts` in
+        how many updates each head has taken part, this one included; `losses` may be None.
         """
 
 
@@ -75,14 +76,14 @@ class RunningBalancer(Balancer):
 class MoCo(RunningBalancer):
     """Approximates `MGDA` on *running* gradients, one step per update, which reduces the bias due to gradient noise.
 
-    Formula, at update t: `y_k <- y_k - b (y_k - g_k)`, `b = beta / t_k^beta_decay`;
-    `w <- P(w - c (Y Y^T + rho I) w)`, `c = gamma / t^gamma_decay`, with `P` the projection onto the simplex and the
-    `y_k` as rows of `Y`; `d = sum_k w_k y_k`. `t_k` is the number of updates in which head k took part, and `t` the
-    largest of these.
+    Formula, at update t: `y_k <- y_k - b (y_k - g_k)`, `b = beta / t_k^beta_decay`; `w <- P(w - c (Y Y^T + rho I) w)`,
+    `c = gamma / t^gamma_decay`, with `P` the projection onto the simplex, `Y` the matrix with the rows `y_k` and `I` the
+    identity matrix; `d = sum_k w_k y_k`. `t_k` is the number of updates in which head k took part, and `t` the largest of
+    these.
 
-    What it fixes: direction and magnitude, on average over updates. Like `MGDA`, it follows the smallest gradients.
-    Size of the update: that of a weighted mean of the running gradients, since the weights sum to 1. `gamma` has the
-    unit of one over a squared gradient norm.
+    What it fixes: direction and magnitude, on average over updates. Like `MGDA`, it follows the smallest gradients. Size of
+    the update: that of a weighted mean of the running gradients, since the weights sum to 1. `gamma` has the unit of an
+    inverse squared gradient norm.
 
     State: `running` (the `y_k`, initially the first gradient), `counts`, and `weights`, `[num_heads]` float32, the
     `w_k`, initially equal. The state of an idle head does not change, and the head does not contribute to the update.
@@ -230,10 +231,10 @@ class DBMTL(RunningBalancer):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ExcessMTL(RunningBalancer):
-    """Gives more weight to heads that are still far from their own optimum, but none to noise in the labels.
+    """Gives more weight to heads that are still far from their own optimum, and not to those whose labels are noisy.
 
-    Formula: `S_k <- S_k + g_k^2`; the estimated excess risk `E_k = sum_i g_ki^2 / sqrt(S_ki)`, divided by its value at
-    the head's first update; `w_k <- w_k exp(step_size E_k)`, scaled to sum to 1; `d = sum_k w_k g_k`.
+    Formula: `S_k <- S_k + g_k^2`; the estimated excess risk `E_k = sum_i g_ki^2 / sqrt(S_ki)` over coordinates `i`, divided
+    by its value at the head's first update; `w_k <- w_k exp(step_size E_k)`, scaled to sum to 1; `d = sum_k w_k g_k`.
 
     What it fixes: magnitude, slowly; conflicts remain. Size of the update: that of a weighted mean of the gradients,
     since the weights sum to 1.

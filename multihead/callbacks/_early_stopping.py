@@ -20,20 +20,20 @@ from multihead.heads._named import NamedHead
 
 
 class HeadEarlyStopping(keras.callbacks.Callback):
-    """Keeps each head's best, idles heads that have stopped improving, stops when none improves, and selects by one number.
+    """Makes heads idle that stop improving, ends training when none improves, and selects the best epoch by one score.
 
-    The options are those of Keras's `EarlyStopping`, for each head by itself: with a single head, both stop after the same
-    epoch and restore the same weights. A head that has not improved for `patience` epochs is idle from then on: it is not
-    trained, and does not change, while the encoder and the other heads are trained further. When all heads are idle,
-    training stops.
+    The options are those of Keras's `EarlyStopping`, applied to each head separately: with a single head, both callbacks
+    stop after the same epoch and restore the same weights. A head that has not improved for `patience` epochs is idle from
+    then on: it is not trained and does not change, while training of the encoder and the other heads continues. When all
+    heads are idle, training stops.
 
     The callback adds one number to the logs of each epoch, `val_score`, for which higher is always better. With `M_k` the
     monitored metric of head `k`, and `s_k` 1 if it is better when higher and -1 if lower, it is the mean `1/K sum_k s_k M_k`
     or, with the values `B_k` of single-task models, the mean relative gain `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|`
-    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head without any metric so far,
-    because there are no labels for it, does not count and stays trained, with a warning; when it gets one, the search for
-    the best score restarts. An idle head that is monitored in training keeps its last metric. In an epoch where another
-    metric is NaN, the score is NaN, and the epoch is not selected.
+    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head that has had no metric so
+    far, because it has no labels, does not count and continues to be trained, with a warning; when it has its first metric,
+    the search for the best score restarts. An idle head that is monitored in training keeps its last metric. In an epoch in
+    which any other metric is NaN, the score is NaN, and the epoch is not selected.
 
     Args:
         monitor: The name in the logs of each head's metric, by head name. Heads that are not named are trained to the end
@@ -45,20 +45,20 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         restore_best_weights: Whether to keep the weights of the best epochs, in the memory of the host, and to set the
             encoder and all heads at the end to those of the epoch with the best `val_score`.
         start_from_epoch: Epochs before this one do not count.
-        idle: Whether a head that has stopped improving becomes idle. False: it is trained further, and training stops when
-            no head has improved for `patience` epochs.
+        idle: Whether a head that has stopped improving becomes idle. False: it continues to be trained, and training stops
+            when no head has improved for `patience` epochs.
         single_task: The metrics of single-task models, by head name, for `delta_m`.
 
     Attributes:
         best: The best metric of each head.
         best_epoch: The epoch of each head's best metric.
         best_score: The best `val_score`.
-        best_score_epoch: Its epoch.
+        best_score_epoch: The epoch of the best `val_score`.
         idle_heads: The heads that are idle.
         stopped_epoch: The epoch after which training was stopped; 0 if it was not.
 
     Raises:
-        ValueError: An option is out of range, names an unknown head, or the direction of a metric is not known.
+        ValueError: An option is out of range or names an unknown head, or the direction of a metric is not known.
 
     Source: delta_m by Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
     """
@@ -140,7 +140,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             head: The head's name.
 
         Raises:
-            ValueError: There are no such weights.
+            ValueError: There is no such head, or no weights of its best epoch were kept.
         """
         kept = [name for name in self._weights if name is not None]
         if head not in kept:
@@ -173,7 +173,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             validates: Whether the `fit` has validation data.
 
         Raises:
-            ValueError: One does not, or there is nothing to monitor.
+            ValueError: Such a callback comes before this one or has a `mode` for which lower is better, or the metrics to
+                monitor need validation data and `validates` is False.
         """
         self._validates = validates
         if self.monitor is None and not validates:

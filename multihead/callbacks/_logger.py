@@ -126,11 +126,11 @@ class PerUpdate(keras.callbacks.Callback):
 class UpdateLogger(PerUpdate):
     """Writes the statistics of updates to a file, one line of JSON per update, during training.
 
-    A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the statistics of
-    `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the
-    norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same statistics in
-    each layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached.
-    After each epoch with validation, a line with the `val_...` metrics follows.
+    A line has `step`, the number of updates applied so far, including this one; `epoch`; `applied`; and the statistics of
+    `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the norm of
+    an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same statistics in each
+    layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
+    each epoch with validation, a line with the `val_...` metrics follows.
 
     Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
     length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint, a file that
@@ -143,7 +143,8 @@ class UpdateLogger(PerUpdate):
         every: Write a line once in this many updates. (Reading the statistics of an update waits for the device.)
 
     Raises:
-        ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None` or the file is no ledger.
+        ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None` or `path` is not a file that this
+            callback has written.
 
     Example:
         ```python
@@ -227,10 +228,10 @@ def _as_text(line: Config) -> str:
 class HeadTensorBoard(PerUpdate):
     """Shows the statistics of updates in TensorBoard during training, grouped by head.
 
-    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for statistics of no
-    head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean cosines between
-    the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and matplotlib. Keras's own
-    `TensorBoard` can be used as well, with the same folder.
+    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for statistics that
+    belong to no head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean
+    cosines between the heads' gradients so far, and of each with the update; the image needs `telemetry="full"` and
+    matplotlib. Keras's own `TensorBoard` can be used as well, with the same folder.
 
     Args:
         log_dir: The folder, for `tensorboard --logdir`.
@@ -285,7 +286,7 @@ class HeadTensorBoard(PerUpdate):
             self._writer = None
 
     def _tag(self, name: str) -> str:
-        """The name in TensorBoard of a statistic: its group (its head, if it has one) and the rest."""
+        """The name of a statistic in TensorBoard: its group (the head, if it belongs to one) and the rest."""
         if name.startswith("val_"):
             group, _, rest = self._tag(name.removeprefix("val_")).partition("/")
             return f"{group}/val_{rest}"

@@ -54,54 +54,56 @@ def compare(
     processes: int = 1,
     verbose: int = 1,
 ) -> Comparison:
-    """Compares ways to train several heads on one encoder, with each other and with a model of its own for each head.
+    """Compares ways to train several heads on one encoder, with each other and with one single-task model per head.
 
     All variants of a seed have the same initial weights, the same batches in the same order and the same number of updates;
-    variants with a `build` of their own have other weights.
-    Single-task models, the variant `"alone"`, are made from the same `build` by leaving one head only. The learning rate
-    falls to zero by a cosine (Loshchilov and Hutter, "SGDR", 2017), so that the result is not the noise of the last updates.
-    Where it starts is chosen for every variant, and for every single-task model, from the same grid on a seed of its own, by
-    the validation data: the head's metric alone, delta-m against the best single-task models for several heads. Heads of two
-    classes with fewer than ten labels of one of them there are left out of it, if others remain. Weightings that
-    change at the end of an epoch, as `DWA` does, change after each pass over the training data.
+    only variants with their own `"build"` start from other weights. Single-task models, the variant `"alone"`, are made from
+    the same `build` by keeping only one head. The learning rate falls to zero along a cosine (Loshchilov and Hutter, "SGDR",
+    2017), so that the result does not depend on the noise of the last updates. The initial rate is chosen for every variant,
+    and for every single-task model, from the same grid, on a separate seed, by the validation data: by the metric of the
+    head for a single-task model, and by delta-m against the best single-task models for several heads. A head with two
+    classes is left out of this choice if the validation data have fewer than ten labels of one of its classes and other
+    heads remain. Weightings that change at the end of an epoch, as `DWA` does, change after each pass over the training
+    data.
 
     The equal-cost comparison trains a variant once more, for the time that the single-task models of all heads take
-    together: `round(updates / r)` updates, where `r` is the time of one of its updates over the sum of theirs, measured in
-    turns: the median of 7 rounds in one process, before the runs; of up to 28 until it is known to about 2 percent.
+    together: `round(updates / r)` updates, where `r` is the time of one update of the variant, divided by the sum of the
+    times of one update of each single-task model. These times are measured in turns, in one process, before the runs; `r` is
+    the median of 7 rounds, or of up to 28 until it is known to about 2 percent.
 
     Args:
         build: A function without arguments that returns a `MultiHeadTrainer` with its heads. It is called for every run,
-            after the seeds of Python, NumPy and TensorFlow were set; `compile` is called by `compare`.
+            after the seeds of Python, NumPy and TensorFlow have been set; `compile` is called by `compare`.
         data: A dict with `"train"` and `"validation"`, and `"test"` if variants are to be compared on other data than those
             on which learning rates are chosen. Each is `(x, y)` or `(x, y, sample_weight)`, arrays with targets by head
             name, or a `tf.data.Dataset` of batches. Or a function of the seed that returns such a dict, for splits by seed
-            and for data sets that shuffle; it is called for every run, after the seeds were set.
-        variants: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `head_schedule`, ...) and
-            `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. `"build"` is a
-            function in place of `build` whose trainer has the same heads, losses and metrics and, for example, an encoder as
-            large as those that it replaces; single-task models are always those of `build`. `"head_rates": "alone"` gives
-            the own variables of each head the learning rate that was chosen for it alone, so that a rate is chosen for the
-            encoder only: with SGD, heads on one encoder may need rates that differ by factors. Every run has methods of its
-            own, made from the configuration of those given.
+            and for data sets that shuffle; it is called for every run, after the seeds have been set.
+        variants: By the name of the variant, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`,
+            `head_schedule`, ...) and `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of
+            `build`. `"build"` is a function in place of `build` whose trainer has the same heads, losses and metrics and,
+            for example, an encoder as large as the encoders that it replaces; single-task models are always those of
+            `build`. `"head_rates": "alone"` trains each head's own variables at the learning rate that was chosen for its
+            single-task model, so that only the encoder's rate is chosen: with SGD, heads on one encoder may need rates that
+            differ by factors. Every run creates new balancers, weightings and so on from the configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
-        budget: The number of updates of a run, or `{"epochs": number}`: so many passes over the training data.
+        budget: The number of updates of a run, or `{"epochs": number}`: this many passes over the training data.
         metrics: Each head's metric, by head name: the name of a metric of `evaluate`, or a pair of a name and `"min"` or
             `"max"`. None: each head's first metric whose direction is known, otherwise its loss.
-        optimizer: A class of optimizers, or another function of the learning rate that returns an optimizer, such as
+        optimizer: An optimizer class, or another function of the learning rate that returns an optimizer, such as
             `functools.partial(keras.optimizers.AdamW, weight_decay=0.01)`.
         rates: The grid of initial learning rates; with a single rate, none is chosen.
-        tuning_seeds: The seed on which rates are chosen, none of `seeds` (1000 is this one seed, not a number of seeds); or
-            a list of several, whose mean decides: a rate at the edge of stability, at which some runs fail, then is not
+        tuning_seeds: The seed on which rates are chosen, not one of `seeds` (1000 is this one seed, not a number of seeds);
+            or a list of several, whose mean decides: a rate at the edge of stability, at which some runs fail, then is not
             chosen because one seed happened to succeed.
         batch_size: The number of examples in a batch of arrays.
         options: Options of `compile` for all variants and the single-task models, such as `clip` or
             `gradient_accumulation_steps`.
-        equal_cost: Whether all variants are trained at equal cost, too, or the names of those that are.
+        equal_cost: Whether all variants are also trained at equal cost, or the names of the variants that are.
         measure: A function of a trained trainer and a part of the data that returns metrics by name, in place of
             `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
-        file: A file of JSON lines, to which every finished run is written. A call with the same file goes on where the last
-            one stopped, also with further variants, seeds, rates or tuning seeds; runs in it are not repeated. None: nothing
-            is written.
+        file: A file of JSON lines, to which every finished run is written. A call with the same file resumes where the last
+            one stopped, also with further variants, seeds, rates or tuning seeds; runs in the file are not repeated. None:
+            nothing is written.
         processes: How many runs are trained at once. Above 1, each process imports the program again: `build` and `data`
             must be functions at the top level of a file. Results do not depend on it.
         verbose: 1 prints a line for every run, 0 nothing.
@@ -110,10 +112,10 @@ def compare(
         The comparison: tables, findings as text, intervals and the plot of the front; `print` it.
 
     Raises:
-        ValueError: An argument is out of range, the variants do not have equal starts or orders of data, or `file` belongs
-            to other settings.
+        ValueError: An argument is out of range, two runs of a seed differ in their initial weights or in the order of their
+            batches, or `file` belongs to other settings.
         TypeError: An argument has the wrong type.
-        RuntimeError: A process has ended.
+        RuntimeError: A worker process ended before it finished its run.
 
     Example:
         >>> from multihead import MultiHeadTrainer

@@ -34,9 +34,9 @@ _COSTS = ("update", "serve", "size")
 
 
 class Comparison:
-    """What `multihead.compare` found; `print` it.
+    """The result of `multihead.compare`; `print` it.
 
-    A variant that was trained at equal cost, too, has two names: `"EqualNorms"` and `"EqualNorms, equal cost"`. The
+    A variant that was also trained at equal cost has two names: `"EqualNorms"` and `"EqualNorms, equal cost"`. The
     single-task models are the variant `"alone"`.
 
     Args:
@@ -49,16 +49,16 @@ class Comparison:
         split: The part of the data on which variants are compared: `"test"`, or `"validation"` if there are no test data.
             Learning rates are always chosen on the validation data.
         variants: The names of the variants, `"alone"` first.
-        seeds: The seeds that every variant has.
+        seeds: The seeds for which every variant has been trained.
         rates: The learning rates, by the name of the variant, and `"{head} alone"` for single-task models.
         head_rates: For variants with `"head_rates"`, the learning rates of the heads' own variables by head name.
         updates: The numbers of updates, by the name of the variant.
-        costs: By the name of the variant that was measured, `update` and `serve`: the time of one of its updates, and of one
-            prediction for a batch, over the sum of the times of the single-task models of all heads; and `size`: the same of
-            the numbers of parameters, those that are not trained included. Below 1 is cheaper.
-        few_labels: By the names of heads of two classes, the number of labels of the rarer one on the validation data, where
-            it is below ten.
-        lines: All lines, as in the file.
+        costs: By the name of each measured variant, ratios of the variant's cost to the sum of the costs of the single-task
+            models of all heads: `update`, the time of one update; `serve`, the time of one prediction for a batch; and
+            `size`, the number of parameters, including those that are not trained. Below 1 is cheaper.
+        few_labels: By the name of a head with two classes, the number of labels of the rarer class in the validation data,
+            if this number is below ten.
+        lines: All lines, as in the file of the comparison.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -93,7 +93,7 @@ class Comparison:
         self.costs = {name: {key: each for key, each in costs.items() if each is not None} for name, costs in ratios.items()}
 
     def values(self, variant: str, head: str, part: str | None = None) -> np.ndarray:
-        """A head's metric, `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
+        """A head's metric, float64 `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
 
         Args:
             variant: The name of the variant.
@@ -113,15 +113,16 @@ class Comparison:
     def difference(self, variant: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
         """The paired difference of a variant from another on a head, with a confidence interval over seeds.
 
-        Both have the same order of data at each seed and, unless a variant has a `build` of its own, the same initial
-        weights, so that the differences of seeds `s_k (M_variant - M_other)` vary less than the values. The sign `s_k` is 1
-        for a metric that is better when higher, otherwise -1: above 0, the variant is better.
+        At each seed, both variants have the same order of data and, unless one of them has its own `"build"`, the same
+        initial weights. The differences `s_k (M_variant - M_other)`, with `M` the metric of head `k`, therefore vary less
+        between seeds than the metrics do. `s_k` is 1 for a metric that is better when higher, otherwise -1: above 0, the
+        variant is better.
 
         Args:
             variant: The name of the variant.
             head: The head's name.
             other: The name of the other variant.
-            confidence: Of the interval, between 0 and 1.
+            confidence: The confidence level of the interval, between 0 and 1.
 
         Raises:
             ValueError: There is no such variant or head, or `confidence` is out of range.
@@ -131,17 +132,18 @@ class Comparison:
         return difference_of(sign * (self.values(variant, head) - self.values(other, head)), confidence)
 
     def choose(self, variants: Sequence[str] | None = None) -> str:
-        """The variant that the validation data favour, so that its metrics on the test data are not those of the luckiest.
+        """Chooses a variant by the validation data, so that its test metrics are not those of the luckiest variant.
 
-        It is the cheapest variant that the validation data cannot tell from the best one. The best one has the largest
-        delta-m there, among the variants in which no head is worse than alone beyond its 95 % interval and whose delta-m is
-        not below 0 by more than twice the noise, the low median over variants of its standard error; or among all if there
-        are none. Of the same variants, one counts as equal if its delta-m is at most one standard error of the best one's
-        below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of
-        training, or the number of updates where that is not known of all variants.
+        The result is the cheapest variant that the validation data cannot distinguish from the best one, by these rules, in
+        which every metric is that of the validation data. The candidates are the variants in which no head is worse than
+        alone beyond its 95 % interval and whose delta-m is at least `-2 e`, with `e` the low median over the variants of the
+        standard error of delta-m; if no variant qualifies, all are candidates. The best variant is the candidate with the
+        largest delta-m. A candidate is as good if its delta-m is at most one standard error of the best variant's delta-m
+        lower, and if the 95 % interval of the paired difference of the two includes 0. The cost is the measured time of
+        training, or the number of updates if the time of some variant is not known.
 
-        Heads in `few_labels` are ignored: their metrics on the validation data are too noisy. If no other head is left, it
-        is the cheapest variant.
+        Heads in `few_labels` are ignored: their metrics on the validation data are too noisy. If no other head is left, the
+        result is the cheapest variant.
 
         Args:
             variants: The names of the variants that may be chosen. Default: all that share an encoder.
@@ -177,13 +179,13 @@ class Comparison:
     def delta_m(self, variant: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.
 
-        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, with `M_k` the variant's metric of head `k`, `B_k` that
-        of the head alone at the same seed, and `s_k` 1 for a metric that is better when higher, otherwise -1. 0.05 is 5 %
-        better.
+        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, over the `K` heads, with `M_k` the variant's metric of
+        head `k`, `B_k` the metric of the single-task model of head `k` at the same seed, and `s_k` 1 for a metric that is
+        better when higher, otherwise -1. 0.05 is 5 % better.
 
         Args:
             variant: The name of the variant.
-            confidence: Of the interval, between 0 and 1.
+            confidence: The confidence level of the interval, between 0 and 1.
 
         Raises:
             ValueError: There is no such variant, or `confidence` is out of range.
@@ -280,7 +282,8 @@ def read(path: str | os.PathLike[str]) -> Comparison:
         path: The `file` of `multihead.compare`.
 
     Raises:
-        ValueError: The file is none of a comparison, or has no finished runs of a variant and of the single-task models.
+        ValueError: The file is not that of a comparison, or there is no seed for which it has runs of all variants and of
+            the single-task models.
         FileNotFoundError: There is no such file.
     """
     lines = read_file(path)
@@ -288,6 +291,6 @@ def read(path: str | os.PathLike[str]) -> Comparison:
     if found is None or ALONE not in found.variants or not found.seeds:
         raise ValueError(
             "`path` must have runs of all variants for at least one seed. "
-            f"Received: {os.fspath(path)!r}, without. Start the program again: it goes on where it stopped."
+            f"Received: {os.fspath(path)!r}, which has none. Start the program again: it resumes where it stopped."
         )
     return found

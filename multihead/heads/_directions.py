@@ -41,9 +41,9 @@ def direction(metric: str, head: NamedHead) -> str | None:
 
 
 def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
-    """Tells callbacks with the `mode` `"auto"` that monitor a metric of a head whether it is better lower or higher.
+    """Sets the `mode` of callbacks that have the `mode` `"auto"` and monitor a metric of a head.
 
-    Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it
+    Keras 3 looks for the direction among the metrics passed to `compile`, by names without the name of an output, so it
     finds none for a model with several outputs.
     """
     for callback in callbacks:

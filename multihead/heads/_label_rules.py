@@ -12,11 +12,11 @@ from multihead._ground.validation import check_dense
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
 
-# How far beside their range soft labels may lie by the rounding of what computed them.
+# How far outside their range soft labels may lie because they were rounded.
 _ROUNDING = 1e-3
 _OF_SEQUENCES = (
-    " A module that reads the targets returns something for each of them, too; for the log likelihood of a sequence of tags "
-    "use `multihead.models.CRFTagger`."
+    " A module that reads the targets must return one value for each of them, too; for the log likelihood of a sequence of "
+    "tags use `multihead.models.CRFTagger`."
 )
 _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
 
@@ -64,12 +64,12 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
-    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart."""
+    """Checks the shapes and dtypes of targets, or of their spec; returns the number of axes that index the elements."""
     check_dense(spec.targets, targets)
     if predictions.shape.rank is None:
         raise ValueError(
             f"The predictions of head {spec.name!r} must have a known number of axes. Received: a shape that is unknown "
-            "until it runs. Let the module end in `tf.ensure_shape`."
+            "until the module runs. Let the module end in `tf.ensure_shape`."
         )
     dtype = targets.dtype
     for label in spec.ignore_labels:
@@ -151,9 +151,9 @@ def find_problems(
 ) -> list[Problem]:
     """The rules that the labels and weights of a batch could break.
 
-    The targets have the axes that the loss expects, of which `rank` tell the elements apart. `lacking` says which of them
-    mark a missing label, `considered` which elements weights and masks do not leave out; `given` are sample weights. Each
-    may be None.
+    The targets have the axes that the loss expects; the first `rank` of them index the elements. `lacking` are booleans:
+    which targets mark a missing label; `considered` are booleans: which elements the weights and masks keep; `given` are the
+    sample weights. Each of these three may be None.
     """
     inner = list(range(rank, targets.shape.rank))
     inside = None if considered is None else with_inner(considered, targets)

@@ -1,7 +1,8 @@
 """Finding a head's labels: which elements have one, and how much each counts.
 
 An element (see `multihead.losses`) has no label where its target is NaN or the `ignore_label`, where the Keras mask of the
-predictions leaves it out, and where its weight is 0. Every other counts by its sample weight times its class's weight.
+predictions leaves it out, and where its weight is 0. Every other element counts by its sample weight times the weight of its
+class.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def mask_missing(
     Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient. Targets and
     sample weights are `[batch, ...]`, the weights also `[batch]` or None for ones; `mask` is the Keras mask of the
     predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise an error; compiled by
-    XLA, which has no errors, their weight is infinite instead, so that the update is not applied. It may be known that
-    targets are `complete`: none marks a missing label.
+    XLA, which cannot raise errors, their weight is infinite instead, so that the update is not applied. With `complete`, no
+    target marks a missing label.
 
     Returns:
         The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
@@ -80,10 +81,10 @@ def mask_missing(
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Targets for a loss of which nothing is known: where a label is missing, there is one from the same batch.
+    """Targets for an unknown loss: a missing label is replaced with a label from the same batch.
 
     Such a loss may be infinite for the 0 that `mask_missing` has left there, as `(p / y - 1)^2` is. Its gradient would be
-    NaN even if its value is not used. The targets are floating, and the weights have one axis or several of elements.
+    NaN even if its value is not used. The targets are floating-point, and the weights have one or several axes of elements.
     """
     num_axes = weights.shape.rank
     inner = tf.shape(targets)[num_axes:]
@@ -103,8 +104,8 @@ def labelled_rows(weights: tf.Tensor) -> tf.Tensor:
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
     """A tensor in separate memory.
 
-    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into its input: the
-    generator's own labels would be replaced, and count in the next epoch. XLA copies what it is given.
+    TensorFlow uses the arrays of a generator without copying them, and `tf.where` may write into its input: the generator's
+    own labels would be replaced, and count in the next epoch. XLA copies what it is given.
     """
     return tensor if in_xla() else tf.raw_ops.Copy(input=tensor)
 
@@ -118,7 +119,7 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
-    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known."""
+    """Returns `first` if it has the sizes of `second` along the first axes; sizes that are not static, at run time."""
     found = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
     if None not in found[0] and found[0] == found[1]:
         return first
@@ -147,7 +148,7 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
 
 
 def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
-    """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
+    """Raises an error for labels that break a rule; under XLA, which cannot, infinite weights invalidate the update."""
     if in_xla():
         for problem in problems:  # which of the elements break a rule, from which of their labels do
             ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
@@ -201,12 +202,12 @@ def checked(check: Callable[[Nested], None], dataset: tf.data.Dataset, *, ahead:
 def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[int, float]:
     """Weights that give every class the same influence, however often it occurs.
 
-    `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` of all and `k` the number of classes that
-    occur, so that the mean weight of the labels is 1.
+    `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` the number of all labels and `k` the number
+    of classes that occur, so that the mean weight of the labels is 1.
 
     Args:
-        labels: Class numbers in an array of any shape, or a data set or an iterator of such arrays. NaN counts for nothing.
-        ignore_label: The label of an element that has none.
+        labels: Class numbers in an array of any shape, or a data set or an iterator of such arrays. NaN is ignored.
+        ignore_label: The label that marks an element without a label.
 
     Returns:
         Weights by class, for `add_head(..., class_weight=...)`.
@@ -242,7 +243,7 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
 
 
 def check_class_weight(weights: object) -> dict[int, float]:
-    """Returns the weights by class number of a head, sorted; keys may be digits in a string, since JSON knows no others."""
+    """Returns the weights by class number of a head, sorted; keys may be digits in a string, as from JSON."""
 
     def is_class(key: object) -> bool:
         if isinstance(key, str):

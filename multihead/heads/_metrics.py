@@ -99,7 +99,7 @@ class HeadMetric:
     ) -> None:
         """Finds what the metric reads of targets and predictions of some specs; a `ValueError` if they do not fit.
 
-        `rank` axes tell the elements of the loss apart; the rows that count are counted in any case if `is_counted`.
+        The first `rank` axes index the elements of the loss. With `is_counted`, the rows that count are always counted.
         """
         shape = with_columns(predictions.shape)
         if self.over is None:
@@ -140,7 +140,7 @@ class HeadMetric:
             self.counted.update_state(number)
 
     def _update_known(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Adds a batch to a metric of which it is known what it reads; how many elements or rows count."""
+        """Adds a batch to a metric whose reading is known; returns how many elements or rows count."""
         rank = predictions.shape.rank
         if self.over != ELEMENTS and weights.shape.rank == rank:
             is_whole = tf.reduce_all(weights > 0, axis=-1)
@@ -256,7 +256,7 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
 
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
-    """Raises a `ValueError` if two values, of pairs of a head's name and metrics, would overwrite each other or be mixed."""
+    """Raises a `ValueError` if two values of heads, pairs of name and metrics, would overwrite each other or be mixed."""
     both, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
     names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in both]
     for one, other in itertools.combinations([head for head, _ in heads], 2):

@@ -33,13 +33,13 @@ from multihead.scaling import TargetScaling
 
 
 class NamedHead:
-    """A head of a trainer: a `Head` under the key of its targets, sample weights and logs, and what is made of it once.
+    """A head of a trainer: a `Head` with its name, the key of its targets and logs, and what is computed from it once.
 
     Attributes:
         loss: The loss as sums and counts.
         is_trained: Whether there is a loss.
-        scaling: The scaling of the targets, whose numbers are variables; None if they are not scaled.
-        checks_range: Whether predictions that are not probabilities are an error where the loss takes those.
+        scaling: The scaling of the targets, whose parameters are variables; None if they are not scaled.
+        checks_range: Whether predictions that are not probabilities are an error if the loss takes probabilities.
     """
 
     def __init__(self, name: str, value: Head) -> None:
@@ -71,7 +71,7 @@ class NamedHead:
 
     @property
     def value(self) -> Head:
-        """The head with its present weight and what was learned of its target scaling."""
+        """The head with its current weight and the learned parameters of its target scaling."""
         scaling = None if self.scaling is None else self.scaling.present
         return self._value._with(weight=self.weight, target_scaling=scaling, metrics=tuple(self.metric_specs))
 
@@ -112,7 +112,7 @@ class NamedHead:
 
     @property
     def counters(self) -> list[Metric]:
-        """Keras metrics of the number of rows that count in a metric, which may be none although there are labels."""
+        """Keras metrics of the number of rows that count in a metric, which may be 0 although there are labels."""
         return [each.counted for each in self._metrics or [] if each.counted is not None]
 
     @property
@@ -172,14 +172,14 @@ class NamedHead:
     def predict(self, representation: Nested, targets: Tensor, *, training: bool, step: Tensor = None) -> tf.Tensor:
         """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does.
 
-        A module that has an argument `step` gets the number of updates applied so far.
+        A module whose `call` has an argument `step` receives the number of updates applied so far.
         """
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training, step=step)
 
     def generate(self, representation: Nested) -> Nested:
-        """The module's output without targets, in their own units: `module.generate` with teacher forcing, or a plain call.
+        """The output without targets, in the targets' own units: `module.generate` with teacher forcing, or a plain call.
 
         Raises:
             ValueError: The module reads its targets and has no `generate`.
@@ -197,7 +197,7 @@ class NamedHead:
         return self.in_units(call_users(generate, representation))
 
     def in_units(self, output: Nested) -> Nested:
-        """What the module, or its `generate`, has returned, in the targets' own units."""
+        """The output of the module, or of its `generate`, in the targets' own units."""
         return output if self.scaling is None else self.scaling.unscale(output)
 
     def scaled(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> tf.Tensor:
@@ -233,7 +233,7 @@ class NamedHead:
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The loss of each element and the elements' weights, float32; see `sum_of_losses`.
 
-        A loss that takes labelled rows gives values of these alone, of which there must be one, or their sum.
+        A loss that takes labelled rows alone returns one value for each of them, or their sum; there must be a labelled row.
         """
         seen, predictions, weights = self._seen(targets, predictions, weights)
         values = _like(weights, self.loss.values(seen, predictions), self.loss)
@@ -281,8 +281,8 @@ class NamedHead:
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, representation: Nested) -> None:
         """Adds the labelled elements to the metrics, without class weights; the targets are in their own units.
 
-        A module that reads its targets may have a method `scores`, which does not: its result, of the shape of the
-        predictions, is then measured in their place.
+        A module that reads its targets may have a method `scores`, which reads only the representation and returns a tensor
+        of the shape of the predictions. Metrics then read this tensor instead of the predictions.
         """
         if self._metrics:
             scores = getattr(self.module, "scores", None) if self.teacher_forcing else None
@@ -307,7 +307,7 @@ def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def or_nan(value: Tensor, condition: tf.Tensor) -> tf.Tensor:
-    """A value where the condition holds, otherwise NaN; values of other dtypes than floating ones are unchanged."""
+    """A value where the condition holds, otherwise NaN; values that are not floating-point are unchanged."""
     value = tf.convert_to_tensor(value)
     return where(condition, value, float("nan")) if value.dtype.is_floating else value
 
@@ -334,5 +334,5 @@ def weigh_classes(heads: Sequence[NamedHead], class_weight: Config) -> list[Name
 
 
 def new_head(name: str, module: Layer, loss: Loss, **options: object) -> NamedHead:
-    """A head of a trainer from the arguments of `Head`, with errors that say its name."""
+    """A head of a trainer from the arguments of `Head`, with errors that name the head."""
     return NamedHead(name, Head._of(str(name), module=module, loss=loss, **options))

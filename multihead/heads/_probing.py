@@ -1,6 +1,6 @@
-"""What is found out by trial when a head is built, on made data: what its metrics read, and whether its loss compares rows.
+"""Trials with made-up data when a head is built: what its metrics read, and whether its loss compares rows.
 
-Nothing is found out about what is known, nor about what fails for such data.
+Known metrics and losses are not tried, and a trial that fails finds nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _Data = tuple[np.ndarray, np.ndarray]
 def find_reading(
     metric: Metric, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss
 ) -> Reading:
-    """Finds out how a metric is updated; if nothing is found, with the rows in which every element has a label.
+    """Finds out how a metric is updated; if nothing is found, it reads the rows in which every element has a label.
 
-    A way is right if the metric is that of the other rows where whole rows have no label, and if the values of missing
-    labels, wherever they are, do not matter. `rank` axes tell the elements of the loss apart.
+    A way of updating is right if rows without any label do not change the metric, and if the values of missing labels do not
+    change it anywhere. The first `rank` axes index the elements of the loss.
     """
     reading = Reading(metric, head)
     with tf.init_scope(), warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -45,7 +45,7 @@ def find_reading(
 
 
 class _Probe:
-    """Runs the metric of a reading, which is to be found, on made data; `rank` axes tell the elements of the loss apart."""
+    """Runs a metric on made-up data to find its reading; the first `rank` axes index the elements of the loss."""
 
     def __init__(self, reading: Reading, rank: int) -> None:
         self._reading, self._rank = reading, rank

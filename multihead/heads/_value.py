@@ -27,17 +27,18 @@ class Head:
     """One head of a `MultiHeadTrainer`: a module that reads the representation, and the loss that it is trained on.
 
     A head cannot be changed; `dataclasses.replace(head, weight=0.5)` makes another one on the same module.
-    Most heads need the first group of arguments at most; the second is for special cases.
+    Most heads need only the first group of arguments; the second is for special cases.
 
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
             `module(representation, targets)` in training and evaluation and `module.generate(representation)` in prediction.
-            If its `call` has an argument `step`, it gets the number of updates applied so far there in training. With
-            `teacher_forcing`, metrics compare the result of its method `scores(representation)`, if it has one, with the
-            targets, in place of the output for the loss, whose shape it has.
+            If its `call` has an argument `step`, the module receives there, in training, the number of updates applied so
+            far, an int64 scalar. With `teacher_forcing`, the module may have a method `scores(representation)`, which
+            returns a tensor of the shape of the output: metrics then compare this tensor with the targets, instead of the
+            output.
         loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
-            `multihead.losses`. None: the output is predicted and exported, and its metrics are computed where there are
-            targets, which it does not need; but it is not trained.
+            `multihead.losses`. None: the head is not trained. Its output is predicted and exported; targets are optional,
+            and metrics are computed where there are targets.
         weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
             that returns one. With a weight of 0 the head is idle.
         metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
@@ -49,19 +50,19 @@ class Head:
         class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
             `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
         target_scaling: How targets such as prices and durations are scaled: `"standardize"`, `"log"`, one of
-            `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns the numbers from the
-            labels of its training data. The loss and the module have scaled targets; predictions, metrics and exports
-            have the targets' own units (`docs/howto/units.md`).
-        trains_encoder: Whether the encoder is trained by the head. With False the head is a probe: its module is trained
-            on the representation as it is, and nothing else changes because of it.
+            `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns the parameters of the scaling
+            from the labels of its training data. The loss and the module see scaled targets; predictions, metrics and
+            exports have the targets' own units (`docs/howto/units.md`).
+        trains_encoder: Whether the head trains the encoder. With False the head is a probe: its module is trained on the
+            representation, but the head has no effect on the encoder and on other heads.
         couples_rows: Whether the loss, or the module, compares the rows of a batch with each other: contrastive, triplet,
-            ranking and survival losses. Both then get the labelled rows of each batch, whole, and no others. The loss may
-            return one value per row, their mean, or a sum and a count. With `gradient_accumulation_steps`, too, only rows of
-            the same batch are compared.
+            ranking and survival losses. Both then receive all labelled rows of a batch together, and no other rows. The loss
+            may return one value per row, their mean, or a sum and a count. With `gradient_accumulation_steps`, too, only
+            rows of the same batch are compared.
         learning_rate_multiplier: The factor of every step that is applied to the module's variables, weight decay included.
-            A number, of which 0 freezes the module; a function of the step; `LayerwiseDecay`, `ByPath` or `Stages`. The
-            encoder's variables have that of `compile(encoder_learning_rate_multiplier=)` even if the module contains them;
-            variables that several heads share have the largest of their factors.
+            A number (0 freezes the module), a function of the step, `LayerwiseDecay`, `ByPath` or `Stages`. The factor of
+            the encoder's variables is `compile(encoder_learning_rate_multiplier=)`, even if the module contains them; the
+            factor of variables that several heads share is the largest of the heads' factors.
         weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
 
     Raises:
@@ -102,7 +103,7 @@ class Head:
         return head
 
     def _with(self, **changes: object) -> Head:
-        """The same head with values that are known to be right: in a graph, a check must not create metrics."""
+        """The same head with other values, which are not checked: in a graph, a check must not create metrics."""
         head = copy.copy(self)
         vars(head).update(changes)
         return head
@@ -224,5 +225,5 @@ def why_not_scaled(loss: losses.ElementLoss, class_weight: Mapping[int, float] |
     if known is not None and (known.over == CLASSES or known.low is not None):
         return "takes classes, probabilities or signs"
     if known is not None and known.positive:
-        return "takes numbers of at least 0, which scaled targets are not"
+        return "takes numbers of at least 0, while scaled targets may be negative"
     return None if class_weight is None else "is weighted by class, and scaled targets are no classes"

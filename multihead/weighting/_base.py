@@ -220,7 +220,7 @@ def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
 
 
 def valid(losses: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` losses; NaN for those below 0, and in their gradients."""
+    """`[num_heads]` losses; NaN for losses below 0, and in the gradients of these losses."""
     with unchecked():
         factors = where(losses < 0, float("nan"), 1.0)
     return losses * factors

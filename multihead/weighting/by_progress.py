@@ -24,7 +24,7 @@ class DWA(Weighting):
 
     What it fixes: heads that learn at different speeds. It does not correct the scales of the losses.
 
-    State: `sums` and `counts` of the current epoch, `[num_heads]` float32, and `noted`, its number of updates, int64;
+    State: `sums` and `counts` of the current epoch, `[num_heads]` float32; `noted`, the number of updates in it, int64;
     `last` and `before_last`, `[num_heads]` float32: mean losses of the previous two epochs, 0 before they exist.
 
     Args:
@@ -98,17 +98,17 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 class FAMO(BoundedWeighting):
     """Decreases all losses at similar rates, using one extra forward pass after each update.
 
-    Formula: `total = c sum_k z_k log(L_k - b_k)`, with `z = softmax(v)` over the active heads and `c = 1 / sum_k (z_k / (L_k
-    - b_k))` treated as constant, so `w_k = c z_k / (L_k - b_k)`: the weights sum to 1. After the update, with `L'_k` the
-    losses on the same examples, `delta_k = log(L_k - b_k) - log(L'_k - b_k)` is the decrease of each log-loss, and Adam
-    updates `v` along `-J delta`, with `J` the Jacobian of the softmax: a head whose loss decreased more loses weight. (1e-8
-    is added in the logarithms.)
+    Formula: `total = c sum_k z_k log(L_k - b_k)`, with `z = softmax(v)` over the active heads and
+    `c = 1 / sum_k (z_k / (L_k - b_k))` treated as constant, so `w_k = c z_k / (L_k - b_k)`: the weights sum to 1. After the
+    update, with `L'_k` the losses on the same examples, `delta_k = log(L_k - b_k) - log(L'_k - b_k)` is the decrease of each
+    log-loss, and Adam updates `v` along `-J delta`, with `J` the Jacobian of the softmax: a head whose loss decreased more
+    loses weight. (1e-8 is added in the logarithms.)
 
     What it fixes: the scales of losses and heads that are left behind. It costs one more forward pass.
 
     State: `logits` (the `v`), `first_moments`, `second_moments` and `steps`, each `[num_heads]` float32: the state of Adam.
-    That of an idle head does not change. The gradient of `v` is known only after the update, so it is not applied by the
-    trainer's optimizer, and custom training loops with `compute_gradients` and `apply_gradients` do not change `v`. With
+    The state of an idle head does not change. The gradient of `v` is known only after the update, so it is not applied by
+    the trainer's optimizer, and custom training loops with `compute_gradients` and `apply_gradients` do not change `v`. With
     dropout, the second forward pass uses a different mask.
 
     Args:
@@ -197,7 +197,7 @@ class GradNorm(Weighting):
     `first_losses`, `[num_heads]` float32, the `L_k(0)`: the loss at the head's first update, 0 before it.
 
     Args:
-        alpha: How strongly the norms depend on training speed, at least 0; 0 asks for equal norms.
+        alpha: How strongly the norms depend on training speed, at least 0; 0 aims at equal norms.
         name: Name of the layer.
 
     Raises:
@@ -260,17 +260,18 @@ class GradNorm(Weighting):
 class GO4Align(Weighting):
     """Brings the losses to one scale, and gives similar heads one weight.
 
-    Formula: `total = sum_k w_k L_k`, where `w_k` is the mean of `v = q_k sum_j L_j / L_k` over the group of head k, and
-    `q = softmax(-step_size R)` with `R_k` the sum of the losses of head k so far, that of this update included. The groups
-    are those of at most `num_groups` with the smallest squared distances of `v` from the groups' means (k-means). The
-    weights are constants in the gradient; 1e-8 is added to each `L_k` in the denominator.
+    Formula: `total = sum_k w_k L_k`, with `v_k = q_k sum_j L_j / L_k` and `w_k` the mean of the `v_j` over the group of head
+    k, and `q = softmax(-step_size R)`, where `R_k` is the sum of the losses of head k over the updates so far, including
+    this one. The heads are divided into at most `num_groups` groups such that the squared distances of the `v_k` from the
+    means of their groups sum to a minimum (k-means). The weights are constants in the gradient; 1e-8 is added to each `L_k`
+    in the denominator.
 
     What it fixes: the scales of losses: with a group for each head, the weights are at first those of `LogLoss` times the
     mean loss; with one group, all heads have the same weight. Over many updates, a head whose loss stays above the others'
     loses weight, so `step_size` times the number of updates times the losses must stay small. Losses must not be negative:
     an update with a negative loss is skipped.
 
-    State: `indicators`, `[num_heads]` float32, the `-step_size R_k`. That of an idle head does not change.
+    State: `indicators`, `[num_heads]` float32, the `-step_size R_k`. The indicator of an idle head does not change.
 
     Args:
         num_groups: The largest number of groups, at least 1; to be chosen for each data set.
@@ -285,8 +286,8 @@ class GO4Align(Weighting):
         [0.5624, 4.5008]
 
     Source: Shen et al., GO4Align: Group Optimization for Multi-Task Alignment, NeurIPS 2024, with the indicators of the
-    authors' experiments and their step size. There k-means starts at random; here the best groups are found. The
-    default of `num_groups` is ours.
+    authors' experiments and their step size. There k-means starts at random; here the best groups are found. The default of
+    `num_groups` is not from the paper.
     """
 
     def __init__(self, num_groups: int = 2, step_size: float = 1e-4, *, name: str | None = None) -> None:
@@ -320,7 +321,7 @@ def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Ten
     ordered = tf.gather(where(active, values, 0.0), order)
 
     def between(terms: tf.Tensor) -> tf.Tensor:
-        """`[n + 1, n + 1]`: the sum of the terms from each place up to, and without, each other place."""
+        """`[n + 1, n + 1]`: the sum of the terms from each place up to, but not including, each other place."""
         sums = tf.concat([[0.0], tf.cumsum(terms)], axis=0)
         return tf.expand_dims(sums, 0) - tf.expand_dims(sums, 1)
 

@@ -45,8 +45,8 @@ class LogLoss(Weighting):
 class GeometricMean(Weighting):
     """Minimizes the geometric mean of the losses, in which the same relative decrease of any loss counts equally.
 
-    Formula: `total = (prod_k L_k)^(1/K)`, computed as `exp(mean_k log L_k)` (with 1e-8 added to `L_k`), so `w_k = total /
-    (K L_k)`, over the `K` active heads.
+    Formula: `total = (prod_k L_k)^(1/K)`, computed as `exp(mean_k log L_k)` (with 1e-8 added to `L_k`), so
+    `w_k = total / (K L_k)`, over the `K` active heads.
 
     What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. Losses must
     not be negative: an update with a negative loss is skipped.
@@ -141,7 +141,7 @@ class IMTLL(Weighting):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class UWSO(Weighting):
-    """Gives each head the weight that learned uncertainties would end with, made less extreme by a softmax.
+    """Gives each head the weight that learned uncertainties would converge to, made less extreme by a softmax.
 
     Soft optimal uncertainty weighting: `1 / L_k` is the weight at the optimum of uncertainty weighting, so nothing is
     learned. The softmax keeps the sum of the weights at 1.
@@ -150,8 +150,9 @@ class UWSO(Weighting):
     `L_k`); the weights are constants in the gradient.
 
     What it fixes: heads whose losses are far above the others'. The weights depend on the unit of the losses: they are
-    nearly equal where `temperature` is far above `1 / L_k`, and all of the weight is on the smallest loss where it is far
-    below, so it must be chosen for each data set. Losses must not be negative: an update with a negative loss is skipped.
+    nearly equal if `temperature` is far above all `1 / L_k`, and the smallest loss has all of the weight if `temperature` is
+    far below them. `temperature` must therefore be chosen for each data set. Losses must not be negative: an update with a
+    negative loss is skipped.
 
     State: none.
 
@@ -167,7 +168,7 @@ class UWSO(Weighting):
         [0.148, 0.852]
 
     Source: Kirchdorfer et al., Analytical Uncertainty-Based Loss Weighting in Multi-Task Learning, GCPR 2024
-    (arXiv:2408.07985), there UW-SO.
+    (arXiv:2408.07985), where it is called UW-SO.
     """
 
     def __init__(self, temperature: float = 1.0, *, name: str | None = None) -> None:
@@ -183,11 +184,11 @@ class UWSO(Weighting):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class SmoothTchebycheff(BoundedWeighting):
-    """Minimizes a smooth maximum of the losses above the least ones, so that every Pareto optimum can be reached.
+    """Minimizes a smooth maximum of the losses minus their lower bounds, so that every Pareto optimum can be reached.
 
-    Formula: `total = mu log sum_k exp((L_k - z_k) / mu)`, so `w = softmax((L - z) / mu)`. The total lies between the
-    largest `L_k - z_k` and that plus `mu log K`; as `mu` goes to 0, only the worst head counts. To prefer a head, raise
-    its `weight=`, since `L_k` is the weighted loss.
+    Formula: `total = mu log sum_k exp((L_k - z_k) / mu)`, so `w = softmax((L - z) / mu)`, with `z_k` the lower bounds
+    `least_losses`, over the `K` active heads. The total lies between the largest `L_k - z_k` and this value plus `mu log K`;
+    as `mu` goes to 0, only the worst head counts. To prefer a head, raise its `weight=`, since `L_k` is the weighted loss.
 
     What it fixes: heads that are left behind. It does not correct the scales of the losses.
 

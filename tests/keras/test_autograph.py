@@ -284,7 +284,9 @@ def test_in_a_function_of_the_users_own_it_works_on_both_stacks(converted):
 
 
 @pytest.mark.skipif(KERAS_2, reason="Keras 2 converts")
-@pytest.mark.parametrize("part", [("module", Layer), ("loss", loss_function), ("balancer", Coefficients)], ids=lambda part: part[0])
+@pytest.mark.parametrize(
+    "part", [("module", Layer), ("loss", loss_function), ("balancer", Coefficients)], ids=lambda part: part[0]
+)
 def test_on_keras_3_fit_converts_nothing_as_keras_does(part, converted):
     model = keras.Sequential([Layer(by_python)])
     model.compile("sgd", "mse")

@@ -63,6 +63,14 @@ def test_every_length_is_trained_and_evaluated(encoder, run_eagerly):
     assert int(trainer.update_count) == 2 * len(LENGTHS)
 
 
+def test_validation_data_have_a_length_of_their_own():
+    trainer = made(keras.layers.GRU(3, return_sequences=True))
+    (x, targets), (longer, of_longer) = batch(5), batch(9)
+    found = trainer.fit(x, targets, validation_data=(longer, of_longer), verbose=0).history
+    expected = trainer.evaluate(longer, of_longer, return_dict=True, verbose=0)
+    np.testing.assert_allclose(found["val_tag_loss"], [expected["tag_loss"]], rtol=1e-5)
+
+
 def test_another_length_that_the_encoder_cannot_take_is_its_own_error():
     encoder = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(6), keras.layers.Reshape((3, 2))])
     trainer = made(encoder)

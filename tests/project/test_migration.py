@@ -1,4 +1,4 @@
-"""Both sides of each migration page run, and train the same; so do both sides of each row of the page on Addons."""
+"""Both sides of the pages that say what to write instead run, and train the same; so do those of each row on Addons."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def run(code: str, name: str) -> dict[str, Any]:
 # Pages with two blocks, before and after
 
 
-def sides_of(page: str) -> list[tuple[str, str]]:
-    """The programs before and after, for each pair of blocks: the blocks of the page above them, and the side's own."""
-    text = (FOLDER / page).read_text(encoding="utf-8")
+def sides_of(page: str, heading: str) -> list[tuple[str, str]]:
+    """The programs before and after, for each pair of blocks below a heading: the blocks above the pair, and the side's own."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
     found, above = [], ""
     for label, block in re.findall(r"^(Before:|After:|)\n*```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if label == "Before:":
@@ -42,9 +42,13 @@ def sides_of(page: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "number"), [("keras.md", 1), ("loops.md", 2)])
-def test_both_sides_of_a_page_train_the_same(page: str, number: int) -> None:
-    programs = sides_of(page)
+@pytest.mark.parametrize(
+    ("page", "heading", "number"),
+    [("migration/keras.md", "## The model you have", 1), ("howto/own_loop.md", "## From a loop to `fit`", 2)],
+    ids=["keras", "own_loop"],
+)
+def test_both_sides_of_a_page_train_the_same(page: str, heading: str, number: int) -> None:
+    programs = sides_of(page, heading)
     assert len(programs) == number
     for program in programs:
         found = []

@@ -24,7 +24,8 @@ from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
 WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
+RECIPES = "recipes"  # whose code is parts of files: see test_recipes.py
+PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8") and page.stem != RECIPES]
 pytestmark = pytest.mark.programs
 
 LONG = ("experts", "finetuning", "keras_hub", "serving", "sharing", "text", "tuning")
