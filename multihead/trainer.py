@@ -65,8 +65,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
     Args:
         encoder: A Keras layer or model, `inputs -> representation`. The representation is a tensor or any nest of tensors.
-            Heads receive it with its floating-point leaves detached; integer and boolean leaves (masks, lengths) pass
-            through.
+            Heads receive its floating-point leaves detached, and integer and boolean leaves (masks, lengths) unchanged.
         heads: The heads by name; more can be added by `add_head`.
         name: Name of the model.
 
@@ -103,13 +102,12 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """Makes a trainer of a functional Keras model with several outputs, from the same layers.
 
         The encoder is the part of the model that at least two outputs depend on. The representation is every tensor that
-        leaves the encoder: one tensor, or a dict by layer name. A head is the rest of the path to one output. The model can
-        still be used; since it shares its layers with the trainer, it is trained as well. The heads have the keys of a dict
-        of outputs as names, otherwise Keras's output names.
+        leaves the encoder: one tensor, or a dict by layer name. A head is the rest of the path to one output, and has its
+        key in a dict of outputs as name, otherwise Keras's output name. The model can still be used; it is trained as well.
 
         The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and `compile`
-        without an optimizer creates one with the options of the model's optimizer. An output without a loss is predicted and
-        measured, but not trained. In a model that is not compiled, no output has a loss.
+        without an optimizer creates one with the options of the model's. An output without a loss, which is every output of
+        a model that is not compiled, is predicted and measured, but not trained.
 
         Args:
             model: The model.

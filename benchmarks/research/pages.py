@@ -70,8 +70,7 @@ def requests(lines: Sequence[Line]) -> str:
     """A row for each data set and head, at equal cost: alone, and how joint models differ from it, in percent."""
     rows = []
     for line in lines:
-        variants = of_requests(line)
-        found: Any = comparison(line, [*variants.values()])
+        found, variants = of_requests(line)
         for head in found.heads:
             cells = [tables.interval(found.difference(variant, head), scale=100) for variant in variants.values()]
             cells[-1] = f"{weight_of(variants[OTHER])}: {cells[-1]}"
@@ -82,12 +81,17 @@ def requests(lines: Sequence[Line]) -> str:
 OTHER = "best other weight of the slots"
 
 
-def of_requests(line: Line) -> dict[str, str]:
-    """The variants of the table and the picture; of the weights other than 1, that which the validation data favour."""
+def of_requests(line: Line) -> tuple[Any, dict[str, str]]:
+    """The comparison at equal cost, and its variants by their names in the table and the picture.
+
+    Of the weights other than 1, it is the one that the validation data favour.
+    """
     fixed = [name for name in line["values"] if name.startswith("slots ") and name.endswith(EQUAL_COST)]
-    found: Any = comparison(line, fixed)
-    names = {PLAIN: f"{PLAIN}{EQUAL_COST}", RULE: f"{RULE}{EQUAL_COST}"}
-    return {**names, OTHER: found.choose(fixed)}
+    both = [f"{PLAIN}{EQUAL_COST}", f"{RULE}{EQUAL_COST}"]
+    # The rule of choice compares a weight with the other weights alone.
+    chosen: Any = comparison(line, fixed)
+    variants = dict(zip((PLAIN, RULE, OTHER), (*both, chosen.choose(fixed))))
+    return comparison(line, [*variants.values()]), variants
 
 
 def weight_of(variant: str) -> str:
@@ -146,8 +150,7 @@ def pictures() -> dict[str, Any]:
         assays[line["set"]] = {head: rows[head] for head in order}
     sharing: dict[str, Any] = {}
     for line in read(RESULTS / "requests.jsonl"):
-        variants = of_requests(line)
-        found = comparison(line, [*variants.values()])
+        found, variants = of_requests(line)
         for head in found.heads:
             row = {name: _percent(found.difference(variant, head)) for name, variant in variants.items()}
             sharing.setdefault(head, {})[line["set"]] = row

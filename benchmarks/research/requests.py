@@ -7,9 +7,7 @@ validation file.
 
 from __future__ import annotations
 
-import csv
 import functools
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ import tensorflow as tf
 
 from benchmarks.research.runner import DataSet
 from examples._command_line import InputError
-from examples._requests import columns
+from examples._requests import columns, read_requests
+from examples._rows import Dialect
 from examples._spans import SpanF1
 from examples.intents import Model
 from multihead import MultiHeadTrainer
@@ -39,8 +38,7 @@ def read(folder: Path, part: str) -> list[dict[str, str]]:
         raise InputError(
             f"`--data` must be a folder with {path.name}. Received: {str(folder)!r}. Pass the folder that has it."
         )
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_requests(str(path), "csv", Dialect(), lambda read: None)
 
 
 def measure(tags: list[str], trainer: MultiHeadTrainer, part: tf.data.Dataset) -> dict[str, float]:
