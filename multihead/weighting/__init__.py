@@ -2,7 +2,8 @@
 
 Weights that are constant, or a function of the step, are set with `weight=` in `MultiHeadTrainer.add_head`. Weights that
 depend on the losses are computed by a class: pass an instance (or its name) as `weighting=` to
-`MultiHeadTrainer.compile`, or call it directly on `[num_heads]` losses.
+`MultiHeadTrainer.compile`, or call it directly on `[num_heads]` losses. An option outside of its documented range raises a
+`ValueError`.
 """
 
 from multihead.weighting._base import Weighting, get

@@ -30,10 +30,6 @@ class DWA(Weighting):
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.
         updates_per_epoch: The number of updates in an epoch of the formula. None uses the epochs of `fit`.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Example:
         >>> DWA()([4.0, 0.5]).numpy().tolist()
@@ -116,10 +112,6 @@ class FAMO(BoundedWeighting):
         weight_decay: Weight decay of `v`, at least 0.
         least_losses: The lower bounds `b_k` of the losses by head name, multiplied by the head's `weight=` as `L_k` is. A
             missing head has 0. An update with a loss below its bound is skipped.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or `least_losses` names an unknown head.
 
     Example:
         >>> [round(float(w), 4) for w in FAMO()([4.0, 1.0])]
@@ -198,10 +190,6 @@ class GradNorm(Weighting):
 
     Args:
         alpha: How strongly the norms depend on training speed, at least 0; 0 aims at equal norms.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `alpha` is out of range.
 
     Example:
         >>> GradNorm()([4.0, 0.5]).numpy().tolist()
@@ -276,10 +264,6 @@ class GO4Align(Weighting):
     Args:
         num_groups: The largest number of groups, at least 1; to be chosen for each data set.
         step_size: At least 0: how fast the indicators change.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Example:
         >>> GO4Align()([4.0, 0.5]).numpy().round(4).tolist()

@@ -23,11 +23,6 @@ class LogLoss(Weighting):
     What it fixes: the scales of losses: a loss in cents trains like one in dollars, and `weight=` of a head has no effect.
     Losses must not be negative: an update with a negative loss is skipped.
 
-    State: none.
-
-    Args:
-        name: Name of the layer.
-
     Example:
         >>> LogLoss()([4.0, 0.5]).numpy().tolist()
         [0.25, 2.0]
@@ -50,11 +45,6 @@ class GeometricMean(Weighting):
 
     What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. Losses must
     not be negative: an update with a negative loss is skipped.
-
-    State: none.
-
-    Args:
-        name: Name of the layer.
 
     Example:
         >>> GeometricMean()([4.0, 1.0]).numpy().tolist()
@@ -81,9 +71,6 @@ class Uncertainty(Weighting):
     losses. The regularizer, `sum_k s_k / 2`, is logged separately.
 
     State: one learned scalar per head, `log_variance_{head}`, the `s_k`, initially 0.
-
-    Args:
-        name: Name of the layer.
 
     Example:
         >>> Uncertainty()([4.0, 0.5]).numpy().tolist()
@@ -115,9 +102,6 @@ class IMTLL(Weighting):
     What it fixes: the scales of losses. The total may be negative; the regularizer, `-sum_k s_k`, is logged separately.
 
     State: one learned scalar per head, `log_scale_{head}`, the `s_k`, initially 0.
-
-    Args:
-        name: Name of the layer.
 
     Example:
         >>> IMTLL()([4.0, 0.5]).numpy().tolist()
@@ -154,14 +138,8 @@ class UWSO(Weighting):
     far below them. `temperature` must therefore be chosen for each data set. Losses must not be negative: an update with a
     negative loss is skipped.
 
-    State: none.
-
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `temperature` is out of range.
 
     Example:
         >>> UWSO()([4.0, 0.5]).numpy().round(4).tolist()
@@ -192,16 +170,10 @@ class SmoothTchebycheff(BoundedWeighting):
 
     What it fixes: heads that are left behind. It does not correct the scales of the losses.
 
-    State: none.
-
     Args:
         mu: Smoothness of the maximum, in units of the losses; above 0.
         least_losses: The lower bounds `z_k` of the losses by head name, multiplied by the head's `weight=` as `L_k` is. A
             missing head has 0.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or `least_losses` names an unknown head.
 
     Example:
         >>> SmoothTchebycheff(mu=1.0)([1.0, 1.0]).numpy().tolist()
@@ -232,10 +204,6 @@ class RandomLossWeighting(Weighting):
 
     Args:
         seed: Seed of the random weights, a whole number.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `seed` is not a whole number.
 
     Example:
         >>> round(float(sum(RandomLossWeighting()([4.0, 0.5]))), 6)
