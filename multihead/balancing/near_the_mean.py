@@ -56,9 +56,8 @@ class CAGrad(PreferenceBalancer):
         cone = dual_cone(rows)
         ends = nonnegative_least_squares(rows.cosines, products[None], rows.noise, rows.tolerance)[0]
         is_closer = tf.reduce_any(cone.opposed) & (tf.reduce_sum(ends * times(rows.cosines, ends)) <= self.c**2)
-        weights = mean + unit * where(is_closer, ends, shift)
-        weights = cone.inside(weights) if self.c >= 1 else weights
-        return rows.coefficients(where(exists, weights, mean))
+        weights = where(exists, mean + unit * where(is_closer, ends, shift), mean)
+        return rows.coefficients(cone.inside(weights) if self.c >= 1 else weights)
 
 
 @keras.saving.register_keras_serializable(package="multihead")

@@ -141,25 +141,20 @@ class FAMO(BoundedWeighting):
         self.second_moments = self.add_state("second_moments", (num_heads,))
         self.steps = self.add_state("steps", (num_heads,))
 
-    def _shares(self, active: tf.Tensor) -> tf.Tensor:
-        return softmax_over(tf.convert_to_tensor(tensor_variable(self.logits)), active)
-
-    def _logarithms(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return logarithm(self._above(losses), active)
-
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        shares, logarithms = self._shares(active), self._logarithms(losses, active)
+        shares = softmax_over(tf.convert_to_tensor(tensor_variable(self.logits)), active)
+        logarithms = logarithm(self._above(losses), active)
         whole = sum_over(shares * tf.exp(-tf.stop_gradient(logarithms)), active)
         return tf.math.divide_no_nan(tf.reduce_sum(shares * logarithms), whole)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         active = update.active
-        fell = self._logarithms(update.losses, active) - self._logarithms(update.losses_after, active)
-        usable = applied & tf.reduce_all(tf.math.is_finite(fell))
-        moved = active & usable
-        shares = self._shares(active)
+        before, after = (logarithm(self._above(each), active) for each in (update.losses, update.losses_after))
+        fell = before - after
+        moved = active & applied & tf.reduce_all(tf.math.is_finite(fell))
         state = (self.logits, self.first_moments, self.second_moments, self.steps)
         logits, first, second, steps = (tensor_variable(each) for each in state)
+        shares = softmax_over(tf.convert_to_tensor(logits), active)
         gradient = shares * (fell - tf.reduce_sum(shares * fell)) + self.weight_decay * logits
         gradient = where(moved, gradient, 0.0)  # a non-finite gradient must not reach the moments
         new_first = _BETA_1 * first + (1.0 - _BETA_1) * gradient

@@ -11,7 +11,16 @@ from multihead._ground.random import normal
 from multihead._ground.tensors import where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_positive, check_whole
-from multihead.weighting._base import BoundedWeighting, Weighting, count_of, logarithm, softmax_over, sum_over, valid, values
+from multihead.weighting._base import (
+    BoundedWeighting,
+    LearnedWeighting,
+    Weighting,
+    count_of,
+    logarithm,
+    softmax_over,
+    sum_over,
+    valid,
+)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -61,7 +70,7 @@ class GeometricMean(Weighting):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Uncertainty(Weighting):
+class Uncertainty(LearnedWeighting):
     """Learns each head's homoscedastic noise and gives less weight to noisier heads.
 
     Formula: `total = sum_k (exp(-s_k) L_k + s_k) / 2`, so `w_k = exp(-s_k) / 2`. For a fixed `L_k`, the learned `s_k`
@@ -80,20 +89,11 @@ class Uncertainty(Weighting):
     the factor 1/2 for every kind of loss. The optimizer's weight decay, if any, also applies to the `s_k`.
     """
 
-    uses = ()
-
-    def create_state(self, num_heads: int) -> None:
-        self.log_variances = self.add_learned("log_variance", num_heads)
-
-    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return sum_over(0.5 * tf.exp(-values(self.log_variances)) * losses, active) + self.regularizer(active)
-
-    def regularizer(self, active: tf.Tensor) -> tf.Tensor:
-        return sum_over(0.5 * values(self.log_variances), active)
+    prefix, factor, sign = "log_variance", 0.5, -1.0
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class IMTLL(Weighting):
+class IMTLL(LearnedWeighting):
     """Learns weights that bring all weighted losses to the same scale.
 
     Formula: `total = sum_k (exp(s_k) L_k - s_k)`, so `w_k = exp(s_k)`. For a fixed `L_k`, the learned `s_k` converges to
@@ -111,16 +111,7 @@ class IMTLL(Weighting):
     any, also applies to the `s_k`.
     """
 
-    uses = ()
-
-    def create_state(self, num_heads: int) -> None:
-        self.log_scales = self.add_learned("log_scale", num_heads)
-
-    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return sum_over(tf.exp(values(self.log_scales)) * losses, active) + self.regularizer(active)
-
-    def regularizer(self, active: tf.Tensor) -> tf.Tensor:
-        return -sum_over(values(self.log_scales), active)
+    prefix = "log_scale"
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -200,7 +191,7 @@ class RandomLossWeighting(Weighting):
 
     What it fixes: nothing, by design.
 
-    State: none. The weights are a function of `seed` and the step, so a resumed run repeats them.
+    The weights are a function of `seed` and the step, so a resumed run repeats them.
 
     Args:
         seed: Seed of the random weights, a whole number.

@@ -188,10 +188,14 @@ def followed(rows: UnitRows, products: tf.Tensor, bend: float, slope: float, sta
         finer = levels[below] + (levels[above] - levels[below]) * parts
         return count + 1, finer, lifts[below], lifts[above] - lifts[below], left[below]
 
+    def is_open(count: tf.Tensor, _: tf.Tensor, first: tf.Tensor, step: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
+        return (count == 0) | ((count < 5) & tf.reduce_any((first > 0) != (first + step > 0)))
+
     nothing = tf.zeros_like(inverses)
     state = (tf.constant(0), tf.constant(_LEVELS, tf.float64), nothing, nothing, tf.reduce_sum(nothing))
-    _, _, first, step, left = tf.while_loop(lambda count, *_: count < 5, narrow, state)
-    # Between adjacent levels the displacement is linear: the point is at the smallest positive root of a quadratic.
+    _, _, first, step, left = tf.while_loop(is_open, narrow, state)
+    # Between levels with the same passive set the displacement is linear: the point is at the smallest positive root of a
+    # quadratic.
     pulled, more = times(rows.cosines, step), tf.reduce_sum(products * step)
     half = (bend * tf.reduce_sum(products * first) + slope) * more - weight * tf.reduce_sum(first * pulled)
     root = tf.sqrt(tf.maximum(half**2 - (bend * more**2 - weight * tf.reduce_sum(step * pulled)) * left, 0.0))
