@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import where
@@ -145,7 +146,7 @@ class NormFloor(PreferenceBalancer):
 
     For models in which the gradients of some heads are too small to matter, and the other heads should lose little.
     Gradients above the floor keep their proportions, and the heads' loss weights keep their effect on them. Conflicts in
-    direction remain; add `UPGrad` after it with `Chain` to remove them as well.
+    direction remain.
 
     Formula: `s_k <- beta s_k + (1 - beta) |g_k|^2`, and `r_k = sqrt(s_k / (1 - beta^n))` after `n` updates of the head, its
     running root mean square; `t_k = max(r_k, floor p_k max_j r_j / p_j)`, with `p` the `preference`; and
@@ -161,9 +162,9 @@ class NormFloor(PreferenceBalancer):
     What it fixes: magnitude. Size of the update: that of the plain sum, as a root mean square over updates, if the gradients
     are orthogonal; the gradient of a single head is unchanged.
 
-    State: `lengths`, `[num_heads]` float32, the `sqrt(s_k)`, and `masses`, `[num_heads]` float32, the `1 - beta^n`. The
-    state of an idle head does not change, and its last running norm still counts in the maximum, so that the coefficients do
-    not depend on which heads have labels in a batch. Call `reset` after a head has been permanently disabled.
+    State: `lengths`, `[num_heads]` float32, the `sqrt(s_k)`, and `masses`, `[num_heads]` float32, the `1 - beta^n`. The last
+    running norm of an idle head still counts in the maximum, so that the coefficients do not depend on which heads have
+    labels in a batch. Call `reset` after a head has been permanently disabled.
 
     Args:
         floor: The smallest running norm that a head's gradient is scaled to, as a fraction of the largest, from 0 to 1.
@@ -215,8 +216,7 @@ class NormFloor(PreferenceBalancer):
 class MetaBalance(Balancer):
     """Scales the gradients of auxiliary heads to the norm of a target head's gradient, per encoder variable.
 
-    For one head that matters and others that only help it. Conflicts in direction remain; add `UPGrad` after it with
-    `Chain` to remove them as well.
+    For one head that matters and others that only help it. Conflicts in direction remain.
 
     Formula, for each gradient tensor: `m_k <- beta m_k + (1 - beta) |g_k|`; for every head except the target,
     `g_k <- relax g_k m_target / m_k + (1 - relax) g_k`; the update is the sum. `strategy="reduce"` does so only where
@@ -225,10 +225,9 @@ class MetaBalance(Balancer):
     What it fixes: magnitude. The target's gradient is unchanged. Size of the update: at most about `num_heads` times
     that of the target's gradient (with `relax=1`).
 
-    State: `lengths`, `[num_heads, num_tensors]` float32, the running norms `m_k`, and `masses`, of the same shape, the
-    sums of the averaging weights in them. Each `m_k` is divided by its sum, which corrects the bias of the first
-    updates. The state of an idle head does not change. While the target is idle, or has no gradient for a tensor, the
-    other heads' gradients are unchanged.
+    State: `lengths`, `[num_heads, num_tensors]` float32, the running norms `m_k`, and `masses`, of the same shape, the sums
+    of the averaging weights in them. Each `m_k` is divided by its sum, which corrects the bias of the first updates. While
+    the target is idle, or has no gradient for a tensor, the other heads' gradients are unchanged.
 
     Args:
         target: The head that matters: its name, or the index of its row.
@@ -303,12 +302,11 @@ class MetaBalance(Balancer):
         write(self.masses, mass)
 
         running = tf.math.divide_no_nan(length, mass)
-        target = self._target_index(int(norms.shape[0]))
+        num_heads = int(norms.shape[0])
+        target = self._target_index(num_heads)
         ratios = tf.math.divide_no_nan(running[target][None, :], running)
-        changes = active & active[target][None, :]
+        changes = active & active[target][None, :] & (np.arange(num_heads) != target)[:, None]
         if self.strategy != "both":
             changes &= ratios < 1 if self.strategy == "reduce" else ratios > 1
         factors = where(changes, self.relax * ratios + 1.0 - self.relax, 1.0)
-        mark = tf.one_hot(target, int(norms.shape[0]), on_value=True, off_value=False)
-        factors = where(mark[:, None], 1.0 + 0.0 * factors, factors)
         return [each * factors[:, index, None] for index, each in enumerate(rows)]

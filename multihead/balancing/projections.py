@@ -168,8 +168,7 @@ class GradVac(Balancer):
     What it fixes: direction, partially; heads may still conflict. Size of the update: that of the sum or larger, since
     the rotation lengthens gradients. At most 1024 heads.
 
-    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0. The targets of an idle head do
-    not change.
+    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0.
 
     Args:
         beta: Weight of the newest cosine, above 0 and at most 1.

@@ -19,9 +19,9 @@ from multihead.balancing._kinds import prepared, read, write
 class RunningBalancer(Balancer):
     """A balancer that stores one encoder gradient per head, and counts each head's updates.
 
-    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
-    idle head does not change. The state takes `num_heads` times the memory of the encoder's parameters. The balancer works
-    only at the parameters, because the elements of a representation belong to examples and cannot be averaged over updates.
+    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor, which takes
+    `num_heads` times the memory of the encoder's parameters. An idle head does not contribute to the update. The balancer
+    works only at the parameters: the elements of a representation belong to examples and cannot be averaged over updates.
     """
 
     uses: tuple[str, ...] = ("gradients",)
@@ -82,8 +82,8 @@ class MoCo(RunningBalancer):
     the update: that of a weighted mean of the running gradients, since the weights sum to 1. `gamma` has the unit of an
     inverse squared gradient norm.
 
-    State: `running` (the `y_k`, initially the first gradient), `counts`, and `weights`, `[num_heads]` float32, the
-    `w_k`, initially equal. The state of an idle head does not change, and the head does not contribute to the update.
+    State: `running` (the `y_k`, initially the first gradient), `counts`, and `weights`, `[num_heads]` float32, the `w_k`,
+    initially equal.
 
     Args:
         beta: Weight of the newest gradient, above 0 and at most 1.
@@ -169,8 +169,7 @@ class DBMTL(RunningBalancer):
     accordingly.
 
     State: `running` (the `q_k`, before bias correction), `counts`, and `masses`, `[num_heads]` float32, the sums of the
-    averaging weights in `q_k`. Each `q_k` is divided by its sum, so that the first updates are not too small. The state
-    of an idle head does not change, and the head does not contribute to the update.
+    averaging weights in `q_k`. Each `q_k` is divided by its sum, so that the first updates are not too small.
 
     Args:
         beta: Decay rate of the running gradients, at least 0 and below 1.
@@ -226,9 +225,8 @@ class ExcessMTL(RunningBalancer):
     What it fixes: magnitude, slowly; conflicts remain. Size of the update: that of a weighted mean of the gradients,
     since the weights sum to 1.
 
-    State: `running` (the square roots of the `S_k`), `counts`, and two `[num_heads]` float32 variables: `first_risks`
-    (the risks at the first update) and `log_weights` (the logarithms of the `w_k`, up to a common constant). The state
-    of an idle head does not change, and the head does not contribute to the update.
+    State: `running` (the square roots of the `S_k`), `counts`, and two `[num_heads]` float32 variables: `first_risks` (the
+    risks at the first update) and `log_weights` (the logarithms of the `w_k`, up to a common constant).
 
     Args:
         step_size: Step size of the weights, above 0.

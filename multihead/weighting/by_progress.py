@@ -103,9 +103,9 @@ class FAMO(BoundedWeighting):
     What it fixes: the scales of losses and heads that are left behind. It costs one more forward pass.
 
     State: `logits` (the `v`), `first_moments`, `second_moments` and `steps`, each `[num_heads]` float32: the state of Adam.
-    The state of an idle head does not change. The gradient of `v` is known only after the update, so it is not applied by
-    the trainer's optimizer, and custom training loops with `compute_gradients` and `apply_gradients` do not change `v`. With
-    dropout, the second forward pass uses a different mask.
+    The gradient of `v` is known only after the update, so it is not applied by the trainer's optimizer, and custom training
+    loops with `compute_gradients` and `apply_gradients` do not change `v`. With dropout, the second forward pass uses a
+    different mask.
 
     Args:
         learning_rate: Adam's learning rate for `v`, above 0.
@@ -251,10 +251,10 @@ class GO4Align(Weighting):
 
     What it fixes: the scales of losses: with a group for each head, the weights are at first those of `LogLoss` times the
     mean loss; with one group, all heads have the same weight. Over many updates, a head whose loss stays above the others'
-    loses weight, so `step_size` times the number of updates times the losses must stay small. Losses must not be negative:
-    an update with a negative loss is skipped.
+    loses weight, so `step_size` times the number of updates times the losses must stay small. An update with a negative loss
+    is skipped.
 
-    State: `indicators`, `[num_heads]` float32, the `-step_size R_k`. The indicator of an idle head does not change.
+    State: `indicators`, `[num_heads]` float32, the `-step_size R_k`.
 
     Args:
         num_groups: The largest number of groups, at least 1; to be chosen for each data set.

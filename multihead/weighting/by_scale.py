@@ -30,7 +30,7 @@ class LogLoss(Weighting):
     Formula: `total = sum_k log L_k`, so `w_k = 1 / L_k` (with 1e-8 added to `L_k`).
 
     What it fixes: the scales of losses: a loss in cents trains like one in dollars, and `weight=` of a head has no effect.
-    Losses must not be negative: an update with a negative loss is skipped.
+    An update with a negative loss is skipped.
 
     Example:
         >>> LogLoss()([4.0, 0.5]).numpy().tolist()
@@ -52,8 +52,8 @@ class GeometricMean(Weighting):
     Formula: `total = (prod_k L_k)^(1/K)`, computed as `exp(mean_k log L_k)` (with 1e-8 added to `L_k`), so
     `w_k = total / (K L_k)`, over the `K` active heads.
 
-    What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. Losses must
-    not be negative: an update with a negative loss is skipped.
+    What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. An update with a
+    negative loss is skipped.
 
     Example:
         >>> GeometricMean()([4.0, 1.0]).numpy().tolist()
@@ -126,8 +126,7 @@ class UWSO(Weighting):
 
     What it fixes: heads whose losses are far above the others'. The weights depend on the unit of the losses: they are
     nearly equal if `temperature` is far above all `1 / L_k`, and the smallest loss has all of the weight if `temperature` is
-    far below them. `temperature` must therefore be chosen for each data set. Losses must not be negative: an update with a
-    negative loss is skipped.
+    far below them. `temperature` must therefore be chosen for each data set. An update with a negative loss is skipped.
 
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.
