@@ -127,10 +127,6 @@ class Weighting(Method):
             objective = self.objective(losses, norms, active, **used)
         return list(tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
-    def call(self, losses: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """See `__call__`."""
-        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
-
     def __call__(self, losses: Tensor, *, step: Tensor = 0) -> tf.Tensor:
         """Computes the weights for the given losses, without changing the state.
 
@@ -158,7 +154,7 @@ class Weighting(Method):
                 f"Received: {losses.shape[0]}. Use one weighting per set of heads."
             )
         self.build((losses.shape[0],))
-        return self.call(losses, tf.cast(step, tf.int64))
+        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
 
 class BoundedWeighting(Weighting):
