@@ -30,36 +30,28 @@ def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: floa
     """
     num_targets, size = linear.shape
     gramian = tf.broadcast_to(gramian, [num_targets, size, size])
-    zero, infinity = tf.constant(0.0, tf.float64), tf.constant(tf.float64.max, tf.float64)
-    tableau = tf.concat([gramian, linear[..., None]], axis=-1)
-    solution = tf.zeros_like(linear)
-    passive = tf.zeros_like(linear, dtype=tf.bool)
-    done = tf.zeros([num_targets], tf.bool)
+    infinity = tf.constant(tf.float64.max, tf.float64)
 
-    def step(tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def step(tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
         goal = where(passive, last, 0.0)
         leaves = passive & (goal <= 0)
         is_blocked = tf.reduce_any(leaves, axis=-1)
-        ratios = where(solution > 0, solution / where(leaves, solution - goal, 1.0), 0.0)
-        ratios = where(leaves, ratios, infinity)
+        ratios = where(leaves, tf.math.divide_no_nan(solution, solution - goal), infinity)
         fraction = where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
         moved = where(is_blocked[:, None], solution + fraction * (goal - solution), goal)
 
         remainder = 1.0 + tf.reduce_sum(linear * goal, axis=-1)
         free = tf.linalg.diag_part(tableau[..., :size])
         enters = ~passive & (last < -noise) & (free > tolerance)
-        may_enter = tf.reduce_any(enters, axis=-1) & (remainder > tolerance)
-        changes = ~done & (is_blocked | may_enter)
+        changes = is_blocked | (tf.reduce_any(enters, axis=-1) & (remainder > tolerance))
         chosen = where(is_blocked, tf.argmin(ratios, axis=-1), tf.argmin(where(enters, last, infinity), axis=-1))
         mark = tf.one_hot(chosen, size, on_value=True, off_value=False) & changes[:, None]
-        solution = where(done[:, None], solution, where(leaves & mark, zero, tf.maximum(moved, zero)))
-        return _exchange(tableau, mark), solution, passive ^ mark, ~changes
+        solution = where(leaves & mark, 0.0, tf.maximum(moved, 0.0))
+        return _exchange(tableau, mark), solution, passive ^ mark, tf.reduce_any(changes)
 
-    state = (tableau, solution, passive, done)
-    tableau, solution, passive, _ = tf.while_loop(
-        lambda *state: ~tf.reduce_all(state[3]), step, state, maximum_iterations=8 * size + 8
-    )
+    start = (tf.concat([gramian, linear[..., None]], -1), tf.zeros_like(linear), tf.zeros_like(linear, tf.bool), True)
+    tableau, solution, passive, _ = tf.while_loop(lambda *state: state[3], step, start, maximum_iterations=8 * size + 8)
     # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
     slope = where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
     correction = where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
@@ -68,16 +60,13 @@ def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: floa
 
 def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
     """Principal pivot at the marked index of each tableau; a tableau without a mark does not change."""
-    chosen = tf.cast(mark, tableau.dtype)
+    chosen, in_column = tf.cast(mark, tableau.dtype), tf.concat([mark, tf.zeros_like(mark[:, :1])], axis=-1)
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
-    column = tf.reduce_sum(tableau[..., :-1] * chosen[..., None, :], axis=-1)
-    pivot = tf.reduce_sum(column * chosen, axis=-1)[..., None]
+    column = tf.reduce_sum(tableau[..., :-1] * chosen[:, None, :], axis=-1)
+    pivot = tf.reduce_sum(column * chosen, axis=-1, keepdims=True)
     pivot = where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
-    rest = tableau - column[..., None] * (row / pivot)[..., None, :]
-    in_column = tf.concat([mark, tf.zeros_like(mark[..., :1])], axis=-1)[..., None, :]
-    in_row = mark[..., None]
-    of_row = where(in_column, (1.0 / pivot)[..., None], -(row / pivot)[..., None, :])
-    return where(in_row, of_row, where(in_column, (column / pivot)[..., None], rest))
+    others = where(mark[..., None] | in_column[:, None, :], 0.0, tableau)
+    return others - where(mark, 1.0, column)[..., None] * (where(in_column, -1.0, row) / pivot)[:, None, :]
 
 
 def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
@@ -112,8 +101,8 @@ class DualCone(NamedTuple):
 def dual_cone(rows: UnitRows) -> DualCone:
     """The dual cone of all rows.
 
-    No row is opposed if the shortest vector in their convex hull has positive products with all, of which it is the lead
-    inwards. Only otherwise, all projections are needed to find the opposed rows.
+    If the shortest vector in the rows' convex hull has positive products with all of them, no row is opposed, and the vector
+    leads into the cone. Otherwise the projections of all rows tell which are opposed.
     """
     lift = rows.active[:, None] * rows.active
     shortest = nonnegative_least_squares(rows.cosines + lift, -rows.active[None], rows.noise, rows.tolerance)[0]
