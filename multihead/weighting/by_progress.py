@@ -204,24 +204,25 @@ class GradNorm(Weighting):
         self.parts = self.add_learned("weight", num_heads, 1.0)
         self.first_losses = self.add_state("first_losses", (num_heads,))
 
-    def _parts(self) -> tf.Tensor:
-        """The unnormalized weights with a lower bound; the gradient ignores the bound, so that a weight can recover."""
-        parts = values(self.parts)
-        return parts + tf.stop_gradient(tf.maximum(parts, _LEAST) - parts)
+    def _parts(self, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The unnormalized weights, and the factor that scales them to sum to the number of active heads.
 
-    def _scale(self, parts: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return count_of(active) / tf.maximum(sum_over(parts, active), _LEAST)
+        They have a lower bound, which the gradient ignores, so that a weight can recover.
+        """
+        parts = values(self.parts)
+        parts += tf.stop_gradient(tf.maximum(parts, _LEAST) - parts)
+        return parts, tf.stop_gradient(count_of(active) / tf.maximum(sum_over(parts, active), _LEAST))
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        parts = tf.stop_gradient(self._parts())
-        return sum_over(self._scale(parts, active) * parts * losses, active)
+        parts, scale = self._parts(active)
+        return sum_over(scale * tf.stop_gradient(parts) * losses, active)
 
     def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor) -> tf.Tensor:
-        parts = self._parts()
-        scale = tf.stop_gradient(self._scale(parts, active))
+        parts, scale = self._parts(active)
         norms = where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
         weighted = scale * parts * norms
-        first = self._first(losses)
+        first = tf.convert_to_tensor(tensor_variable(self.first_losses))
+        first = where(first > 0, first, losses)
         ratios = where(active, tf.math.divide_no_nan(losses, first), 0.0)
         count = tf.maximum(count_of(active), 1.0)
         speeds = tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios) / count)
@@ -232,11 +233,8 @@ class GradNorm(Weighting):
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         first_losses = tensor_variable(self.first_losses)
-        first_losses.assign(where(update.active & applied, self._first(update.losses), first_losses))
-
-    def _first(self, losses: tf.Tensor) -> tf.Tensor:
-        first = tf.convert_to_tensor(tensor_variable(self.first_losses))
-        return where(first > 0, first, losses)
+        is_first = update.active & applied & (first_losses <= 0)
+        first_losses.assign(where(is_first, update.losses, first_losses))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
