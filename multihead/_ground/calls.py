@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
 
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import KERAS_3, options_of, wrapped_function
+from multihead._ground.keras import KERAS_3, options_of, temporarily, wrapped_function
 from multihead._ground.types import Function, Layer, Metric, Nested, Shape, Tensor
 
 Marked = TypeVar("Marked", bound=Function)
@@ -108,17 +108,6 @@ def _is_convertible(function: Function) -> bool:
     except Exception:  # noqa: BLE001 - AutoGraph raises many kinds
         return False
     return True
-
-
-@contextmanager
-def functions_run_eagerly(eagerly: bool) -> Iterator[None]:
-    """A context in which every `tf.function` runs as plain Python, if asked for."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(eagerly or before)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
 
 
 def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
@@ -267,19 +256,9 @@ def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = Non
     return InMode(module)(args, training=training)
 
 
-@contextmanager
-def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
+def in_inference_mode(layers: Sequence[Layer]) -> AbstractContextManager[None]:
     """A context in which layers run in inference mode, whatever runs them; the layers in them do not."""
-    before = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        layer.call = _in_inference_mode(layer.call)
-    try:
-        yield
-    finally:
-        for layer, call in zip(layers, before):
-            layer.__dict__.pop("call", None)
-            if call is not None:
-                layer.call = call
+    return temporarily("call", [(layer, _in_inference_mode(layer.call)) for layer in layers])
 
 
 def _in_inference_mode(call: Function) -> Function:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._data.data import Data
 from multihead._ground import replicas
-from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, overridden, tensor_variable
+from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, tensor_variable
 from multihead._ground.layers import remove_layer, replace_layers, unlock
 from multihead._ground.types import Config, Dataset, Given, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import quoted
@@ -182,7 +182,7 @@ class TrainerState(KerasHooks, keras.Model):
 
     def _check_methods(self, base: type) -> None:
         """Checks that a subclass of the trainer overrides only methods that are called."""
-        for name in overridden(type(self), _INSTEAD_OF_METHODS, base):
+        for name in [each for each in _INSTEAD_OF_METHODS if getattr(type(self), each) is not getattr(base, each)]:
             raise ValueError(
                 f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do "
                 f"not call it. Received: {type(self).__name__}, which overrides it. Instead, {_INSTEAD_OF_METHODS[name]}."
