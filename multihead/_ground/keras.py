@@ -149,6 +149,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs: `shown` selects them."""
 
     async_safe = True  # as Keras 3 treats its own
+    stateful_metrics: set[str]
 
     def __init__(self, shown: Callable[[Logs], dict[str, Tensor]]) -> None:
         super().__init__(**({} if KERAS_3 else {"count_mode": "steps"}))
@@ -273,13 +274,20 @@ def serialized(loss_or_metric: Loss | Metric) -> Config:
     return saved
 
 
-def classes_of_layers() -> dict[str, type]:
-    """The classes of Keras's layers by name; none on Keras 3.
+def classes_of_shared_layers(config: object) -> dict[str, type]:
+    """Keras's classes, by name, of all layers that are marked as shared in a configuration; none on Keras 3.
 
-    Inside a functional or sequential model, Keras 2 restores a shared layer as the same object only if its class is passed
-    to `deserialize_keras_object` as a custom object.
+    Inside a functional or sequential model, Keras 2 restores such a layer as the same object only if its class is passed to
+    `deserialize_keras_object` as a custom object.
     """
-    return {} if KERAS_3 else {name: each for name, each in vars(keras.layers).items() if isinstance(each, type)}
+    if KERAS_3 or not isinstance(config, (Mapping, list, tuple)):
+        return {}
+    found: dict[str, type] = {}
+    if isinstance(config, Mapping) and "shared_object_id" in config and hasattr(keras.layers, str(config.get("class_name"))):
+        found[config["class_name"]] = getattr(keras.layers, config["class_name"])
+    for part in config.values() if isinstance(config, Mapping) else config:
+        found.update(classes_of_shared_layers(part))
+    return found
 
 
 def restorable(config: Any, key: str = "") -> Any:

@@ -81,11 +81,7 @@ def check_positive_whole(argument: str, value: object) -> int:
 
 def check_positive(argument: str, value: object) -> float:
     """Returns `value` as a float if it is a finite number above 0, else raises `ValueError`."""
-    if not is_number(value) or value <= 0:
-        raise ValueError(
-            f"`{argument}` must be a finite number above 0. Received: {argument}={value!r}. Pass a positive number."
-        )
-    return float(value)
+    return check_between(argument, value, 0, math.inf, with_low=False)
 
 
 def check_whole(argument: str, value: object) -> int:
@@ -143,7 +139,7 @@ def check_between(
         below = f"at most {high:g}" if with_high else f"below {high:g}"
         rule = above if high == float("inf") else f"{above} and {below}"
         raise ValueError(
-            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Omit it to use the default."
+            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Pass a number in this range."
         )
     return number
 

@@ -21,11 +21,8 @@ from multihead._ground.optimizers import (
     NOT_CALLED,
     get_optimizer,
     has_loss_scaling,
-    is_legacy_optimizer,
-    optimizer_arguments,
+    optimizer_classes,
     optimizer_core,
-    optimizer_names,
-    optimizer_takes_over,
 )
 from multihead._ground.types import Config, Given, Layer, Optimizer, Rate, Trainer
 from multihead._ground.validation import (
@@ -91,7 +88,9 @@ def explains_arguments(compile_: Compile) -> Compile:
     @wraps(compile_)
     def explained(self: Trainer, *given: Given, **options: Given) -> None:
         others = {**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}}
-        of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}} if others else {}
+        classes = optimizer_classes().values() if others else ()
+        of_optimizers = {name: name for each in classes for name in inspect.signature(each).parameters if name != "name"}
+        of_optimizers["lr"] = "learning_rate"
         for name, value in others.items():
             if name in INSTEAD:
                 raise TypeError(
@@ -280,9 +279,9 @@ def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
     if optimizer is None:  # as Keras 3 returns for None
         raise ValueError(
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
-            f"{quoted(optimizer_names())}. Received: optimizer={received!r}. {_remedy(received, problem)}"
+            f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {_remedy(received, problem)}"
         ) from problem
-    if is_legacy_optimizer(optimizer):
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         kind = type(getattr(optimizer, "optimizer", optimizer))  # Keras 2 wraps those of TensorFlow 1
         names = (kind.__name__, kind.__name__.removesuffix("Optimizer"))  # as the names of TensorFlow 1 end
         known = [name for name in names if isinstance(getattr(keras.optimizers, name, None), type)]
@@ -298,12 +297,14 @@ def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
             "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
             f"{type(optimizer_core(optimizer)).__name__}, which contains another one. {_ONE}"
         )
-    for option, value in optimizer_takes_over(optimizer).items():
-        raise ValueError(
-            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after the "
-            f"sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
-            f"`{INSTEAD[option].format(value=value)}` to `compile`."
-        )
+    for option, instead in INSTEAD.items():
+        value = getattr(optimizer_core(optimizer), option, None)
+        if value:
+            raise ValueError(
+                f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after "
+                f"the sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
+                f"`{instead.format(value=value)}` to `compile`."
+            )
     _check_methods(optimizer, num_replicas)
     return optimizer
 
@@ -317,16 +318,16 @@ def _remedy(received: Given, problem: Exception | None) -> str:
     if is_number(received):
         return f"Pass it to an optimizer, as in keras.optimizers.Adam({received!r})."
     if isinstance(received, Mapping) and "class_name" in received:
-        if nearest(received["class_name"], optimizer_names()) == str(received["class_name"]).lower():
+        if nearest(received["class_name"], optimizer_classes()) == str(received["class_name"]).lower():
             return f"Correct its 'config'. Keras says: {in_short(problem) if problem else ''}"
         otherwise = "Register its class with Keras, or pass an instance."
-        return did_you_mean([received["class_name"]], optimizer_names(), otherwise)
+        return did_you_mean([received["class_name"]], optimizer_classes(), otherwise)
     if isinstance(received, (list, tuple, Mapping)):
         parts = received.values() if isinstance(received, Mapping) else received
         if any(isinstance(part, keras.optimizers.Optimizer) for part in parts):
             return _ONE
         return "Pass an instance, or a dict with 'class_name' and 'config', as `keras.optimizers.serialize` returns it."
-    return did_you_mean([received], optimizer_names(), "Pass one of these.")
+    return did_you_mean([received], optimizer_classes(), "Pass one of these.")
 
 
 def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
