@@ -191,12 +191,7 @@ class WhileConflicting(Schedule):
         super().__init__()
         self.threshold = check_between("threshold", threshold, -1, 1)
         self.momentum = check_between("momentum", momentum, 0, 1, with_high=False)
-        if check_positive_whole("probe_every", probe_every) < 2:
-            raise ValueError(
-                "`probe_every` must be at least 2, otherwise the heads never alternate. "
-                f"Received: probe_every={probe_every!r}. Pass, for example, 10."
-            )
-        self.probe_every = int(probe_every)
+        self.probe_every = check_whole("probe_every", probe_every, least=2)  # otherwise the heads never alternate
         self.turns = None if turns is None else Alternate(turns).turns
 
     def create_state(self, num_heads: int) -> None:

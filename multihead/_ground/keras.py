@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.types import Callback, Config, Function, Layer, Logs, Loss, Metric, Nested, Tensor, Variable
-from multihead._ground.validation import check_positive_whole
 
 Value = TypeVar("Value")
 
@@ -27,6 +26,9 @@ METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 
 # Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
 SEQUENCES_BEGIN_ANEW = not KERAS_3
+
+# Whether Keras can choose `steps_per_execution` by itself, for "auto".
+TUNES_STEPS = not KERAS_3
 
 # Attributes of a model that hold an option of `compile` as a variable, on Keras 2.
 OPTIONS_OF_COMPILE = ("_steps_per_execution",)
@@ -174,16 +176,16 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 @contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[object, object]]) -> Iterator[None]:
     """A context in which an attribute of some objects has other values, pairs of object and value."""
-    before = [(each, dict(vars(each))) for each, _ in values]
+    before = [(each, attribute in vars(each), getattr(each, attribute)) for each, _ in values]
     try:
         for each, value in values:
             setattr(each, attribute, value)
         yield
     finally:
-        for each, attributes in before:
-            if attribute in attributes:
-                setattr(each, attribute, attributes[attribute])
-            else:
+        for each, is_own, value in before:
+            if is_own:
+                setattr(each, attribute, value)
+            else:  # of its class
                 delattr(each, attribute)
 
 
@@ -205,13 +207,6 @@ def check_one_step(model: Layer, method: str) -> None:
             f"`{method}` requires steps_per_execution=1 on Keras 2, where a step takes as many batches at once. Received: "
             f"steps_per_execution={steps_at_once(model)}. Call `fit` or `evaluate`, or omit the option."
         )
-
-
-def check_steps_at_once(steps: object) -> int | str:
-    """Returns a value of `steps_per_execution`, 1 for None; only Keras 2 tunes it."""
-    if not KERAS_3 and isinstance(steps, str) and steps == "auto":
-        return steps
-    return check_positive_whole("steps_per_execution", 1 if steps is None else steps)
 
 
 def check_options_of_replicas(jit_compile: object, steps_per_execution: object, strategy: tf.distribute.Strategy) -> None:

@@ -72,11 +72,7 @@ def described(representation: Nested) -> str:
 
 def check_positive_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-        raise ValueError(
-            f"`{argument}` must be a whole number of at least 1. Received: {argument}={value!r}. Pass, for example, 1."
-        )
-    return int(value)
+    return check_whole(argument, value, least=1)
 
 
 def check_positive(argument: str, value: object) -> float:
@@ -84,10 +80,11 @@ def check_positive(argument: str, value: object) -> float:
     return check_between(argument, value, 0, math.inf, with_low=False)
 
 
-def check_whole(argument: str, value: object) -> int:
-    """Returns `value` if it is a whole number, else raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, for example, 0.")
+def check_whole(argument: str, value: object, *, least: int | None = None) -> int:
+    """Returns `value` if it is a whole number, and not too small, else raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or (least is not None and int(value) < least):
+        rule = "a whole number" if least is None else f"a whole number of at least {least}"
+        raise ValueError(f"`{argument}` must be {rule}. Received: {argument}={value!r}. Pass, for example, {least or 0}.")
     return int(value)
 
 

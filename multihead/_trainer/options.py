@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
-from multihead._ground.keras import check_options_of_replicas, check_steps_at_once
+from multihead._ground.keras import TUNES_STEPS, check_options_of_replicas
 from multihead._ground.optimizers import (
     APPLYING,
     BY_REPLICAS,
@@ -169,7 +169,9 @@ class CompileOptions:
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
         changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
-        changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
+        steps = self.steps_per_execution
+        if not (TUNES_STEPS and steps == "auto"):
+            changed["steps_per_execution"] = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
         changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
         found = replace(self, **changed)
