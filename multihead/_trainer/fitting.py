@@ -47,7 +47,6 @@ class FittedTrainer(TrainerState):
         steps = self._assert_ready("fit").gradient_accumulation_steps
         class_weight = arguments.pop("class_weight")
         read = read_call(arguments, self._setup.all_names)
-        read = read if run is None else read.drawing_from(run.stream)
         self._build_for(read.data)
         checked = self._checked(read)
         unscaled = unknown(self._setup.heads)

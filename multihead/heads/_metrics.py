@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -12,7 +13,7 @@ import tensorflow as tf
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.tensors import where
 from multihead._ground.types import Metric, Tensor
-from multihead._ground.validation import did_you_mean, names_known_to, quoted, snake_case
+from multihead._ground.validation import did_you_mean, names_known_to, quoted
 from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
 from multihead.losses._elements import ElementLoss
@@ -227,7 +228,8 @@ def log_name(spec: Metric) -> str:
     if isinstance(spec, str):
         return spec
     if isinstance(spec, type):
-        return snake_case(spec.__name__)
+        apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", spec.__name__)  # as Keras names an instance: `auc` for `AUC`
+        return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
     return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
 
 

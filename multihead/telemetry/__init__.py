@@ -104,7 +104,7 @@ def _has_regularizer(spec: UpdateSpec) -> bool:
 
 
 def _has_changing_rates(spec: UpdateSpec) -> bool:
-    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
+    return len(spec.periods) > 1 or any(callable(factor) for factor in spec.periods[0].steps)
 
 
 def _losses(update: Update) -> tf.Tensor:
