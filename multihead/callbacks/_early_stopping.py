@@ -299,7 +299,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     def _mode_of(self, head: str, metric: str) -> str:
         found = self.model.heads[head]
-        mode = self.mode.get(head, "auto") if isinstance(self.mode, Mapping) else self.mode
+        mode: str | None = self.mode.get(head, "auto") if isinstance(self.mode, Mapping) else self.mode
         mode = direction(metric, NamedHead(head, found)) if mode == "auto" else mode
         if mode is None:
             name = metric.removeprefix("val_").removeprefix(f"{head}_")

@@ -292,7 +292,10 @@ def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mod
 WRONG = [
     ({"monitor": "val_loss"}, r"`monitor` must be a dict from head names .*Received: monitor='val_loss'"),
     ({"monitor": {"prize": "val_price_loss"}}, r"`monitor` must name only heads: 'prize' is not a head"),
-    ({"monitor": {"price": "val_price_mea"}}, "`mode` must say whether 'val_price_mea' is better.*Did you mean 'val_price_mae'"),
+    (
+        {"monitor": {"price": "val_price_mea"}},
+        "`mode` must say whether 'val_price_mea' is better.*Did you mean 'val_price_mae'",
+    ),
     ({"patience": -1}, r"`patience` must be a whole number of at least 0\. Received: patience=-1"),
     ({"min_delta": {"price": "much"}}, r"`min_delta` must be a finite number, or a dict of these by head name"),
     ({"mode": "up"}, r"`mode` must be one of 'auto', 'min', 'max'.*Received: mode='up'"),
