@@ -126,7 +126,7 @@ def _draw_lines(axis: Axis, run: Run, name: str) -> None:
             validation = run.validation[f"val_{head}_loss"] / start
             axis.plot(run.validation_steps, validation, "o", color=drawing.colour(k), ms=4, mfc="white")
     low, high = axis.dataLim.intervaly
-    is_wide, text = low > 0 and high > 20 * low, _percent if name == "loss" else drawing.plain
+    is_wide, text = low > 0 and high > 10 * low, _percent if name == "loss" else drawing.plain
     if is_wide:
         axis.set_yscale("log", subs=(2, 5))
         axis.yaxis.set_minor_formatter(lambda value, place: text(value))
