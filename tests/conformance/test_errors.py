@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules
 from multihead.accumulation import GradientAccumulator
-from multihead.testing._report import Report
+from multihead.testing._report import Case, Report
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 Y = {"a": X[:, :1], "b": X[:, 1:2]}
@@ -86,7 +86,7 @@ ERRORS = [
     (lambda: GradientAccumulator([tf.Variable(1.0)]).add([tf.constant(1.0)], -1), "`count` must be a finite number of at"),
     (lambda: GradientAccumulator([tf.Variable(1.0)]).add([tf.constant(1.0)], np.nan), "`count` must be a finite number of"),
     (
-        lambda: Report(keras.layers.Dense(1), "[4]").require(False, "keep its size", ""),
+        lambda: Case(keras.layers.Dense(1), Report("Dense", [4]), "[4]", (4,)).require(False, "keep its size"),
         "`Dense` must keep its size.*See docs",
     ),
     # Data
