@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 
@@ -100,12 +99,6 @@ class Head:
         head = object.__new__(cls)
         vars(head).update({**{field.name: field.default for field in fields(cls)}, **arguments})
         head._check(name)
-        return head
-
-    def _with(self, **changes: object) -> Head:
-        """The same head with other values, which are not checked: in a graph, a check must not create metrics."""
-        head = copy.copy(self)
-        vars(head).update(changes)
         return head
 
     def _check(self, name: str) -> None:
@@ -222,8 +215,6 @@ def check_scaling(
 def why_not_scaled(loss: losses.ElementLoss, class_weight: Mapping[int, float] | None) -> str | None:
     """Why a loss cannot be one of scaled targets; None if it can."""
     known = loss.known
-    if known is not None and (known.over == CLASSES or known.low is not None):
-        return "takes classes, probabilities or signs"
-    if known is not None and known.positive:
-        return "takes numbers of at least 0, while scaled targets may be negative"
+    if known is not None and (known.over == CLASSES or known.low is not None or known.positive):
+        return "takes classes, probabilities or signs, or numbers of at least 0, while scaled targets may be negative"
     return None if class_weight is None else "is weighted by class, and scaled targets are no classes"
