@@ -32,57 +32,8 @@ Numbers = Any
 """One number, or one for each column; None: learned."""
 
 
-class Scaling:
-    """A change of the targets, which can be undone; mean and deviation of changed labels are None if they are learned."""
-
-    above: float | None = None  # the number that labels must be above
-    valid: float = 0.0  # a label that can be changed
-
-    def __init__(self, mean: Numbers = None, deviation: Numbers = None, *, by_column: bool = True) -> None:
-        self.by_column = bool(by_column)
-        self.mean = self.deviation = None
-        if mean is None and deviation is None:
-            return
-        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
-        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
-        is_valid = are_numbers and all(np.isfinite(each).all() for each in found) and (found[1] > 0).all()
-        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
-            raise ValueError(
-                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
-                f"targets, the deviation above 0. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither "
-                "to learn them."
-            )
-        self.mean, self.deviation = (np.asarray(each, "float64").tolist() for each in np.broadcast_arrays(*found))
-
-    @property
-    def learns(self) -> bool:
-        """Whether mean and deviation are to be learned."""
-        return self.mean is None
-
-    def change(self, labels: tf.Tensor) -> tf.Tensor:
-        """The labels, `[batch, ...]` and float64, before they are standardized."""
-        return labels
-
-    def undo(self, changed: tf.Tensor) -> tf.Tensor:
-        """The inverse of `change`, for floating tensors of any dtype."""
-        return changed
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
-
-    @classmethod
-    def from_config(cls, config: Config) -> Scaling:
-        """Creates an instance from the result of `get_config`."""
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        given = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-
-
 @keras.saving.register_keras_serializable(package="multihead")
-class Standardize(Scaling):
+class Standardize:
     """Trains on targets of mean 0 and standard deviation 1: `z = (y - mean) / deviation`.
 
     Mean and deviation are given, or learned by the first `fit`: over all labels of the training data that are present, each
@@ -103,9 +54,48 @@ class Standardize(Scaling):
         Standardize(mean=250000.0, deviation=90000.0)
     """
 
+    def __init__(self, mean: Numbers = None, deviation: Numbers = None, *, by_column: bool = True) -> None:
+        self.by_column = bool(by_column)
+        self.above: float | None = None  # the number that labels must be above
+        self.valid = 0.0  # a label that can be changed
+        self.mean = self.deviation = None
+        if mean is None and deviation is None:
+            return
+        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
+        is_valid = are_numbers and all(np.isfinite(each).all() for each in found) and (found[1] > 0).all()
+        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
+            raise ValueError(
+                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
+                f"targets, the deviation above 0. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither "
+                "to learn them."
+            )
+        self.mean, self.deviation = (np.asarray(each, "float64").tolist() for each in np.broadcast_arrays(*found))
+
+    def change(self, labels: tf.Tensor) -> tf.Tensor:
+        """The labels, `[batch, ...]` and float64, before they are standardized."""
+        return labels
+
+    def undo(self, changed: tf.Tensor) -> tf.Tensor:
+        """The inverse of `change`, for floating tensors of any dtype."""
+        return changed
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
+
+    @classmethod
+    def from_config(cls, config: Config) -> Standardize:
+        """Creates an instance from the result of `get_config`."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Log(Scaling):
+class Log(Standardize):
     """Trains on standardized logarithms: `z = (log(y + shift) - mean) / deviation`, with the natural logarithm.
 
     For labels above 0 that span powers of ten, such as prices, durations and sizes: an error of the head is then a factor,
@@ -150,7 +140,7 @@ class Log(Scaling):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByLayer(Scaling):
+class ByLayer(Standardize):
     """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
 
     def __init__(self, layer: Layer) -> None:
@@ -172,17 +162,17 @@ class ByLayer(Scaling):
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 
 
-_NAMES: dict[str, type[Standardize | Log]] = {"standardize": Standardize, "log": Log}
+_NAMES: dict[str, type[Standardize]] = {"standardize": Standardize, "log": Log}
 
 
-def get(scaling: object) -> Scaling | None:
+def get(scaling: object) -> Standardize | None:
     """Returns the scaling for what `add_head(target_scaling=)` takes; None for None.
 
     Raises:
         ValueError: `scaling` is a string that is not one of these names.
         TypeError: `scaling` is something else, or a layer that cannot be inverted.
     """
-    if scaling is None or isinstance(scaling, Scaling):
+    if scaling is None or isinstance(scaling, Standardize):
         return scaling
     if isinstance(scaling, str):
         return _NAMES[check_choice("target_scaling", scaling, list(_NAMES))]()
@@ -210,19 +200,19 @@ def get(scaling: object) -> Scaling | None:
 class TargetScaling(keras.layers.Layer):
     """The scaling of a head's targets; mean and deviation are float64 variables, given or learned once `known` is 1."""
 
-    def __init__(self, head: str, scaling: Scaling) -> None:
+    def __init__(self, head: str, scaling: Standardize) -> None:
         super().__init__(name="target_scaling", dtype="float32", trainable=False)
         self.head, self.scaling = head, scaling
         self.layer: Layer = scaling.layer if isinstance(scaling, ByLayer) else None  # saved with this layer
         # Before the head is built, and until they are learned, 0 and 1 stand in for the numbers, where only shapes matter.
-        self.mean: Variable = np.asarray(0.0 if scaling.learns else scaling.mean, "float64")
-        self.deviation: Variable = np.asarray(1.0 if scaling.learns else scaling.deviation, "float64")
+        self.mean: Variable = np.asarray(0.0 if scaling.mean is None else scaling.mean, "float64")
+        self.deviation: Variable = np.asarray(1.0 if scaling.mean is None else scaling.deviation, "float64")
         self.known: Variable = None
 
     @property
-    def present(self) -> Scaling:
+    def present(self) -> Standardize:
         """The scaling with the mean and the deviation as they are now; those that are not learned yet are None."""
-        if not self.scaling.learns or self.known is None:
+        if self.scaling.mean is not None or self.known is None:
             return self.scaling
         with tf.init_scope():
             mean, deviation, known = (tf.convert_to_tensor(each).numpy() for each in (self.mean, self.deviation, self.known))
@@ -233,7 +223,7 @@ class TargetScaling(keras.layers.Layer):
 
     def build_for(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, over: str | None) -> None:
         """Creates the variables, once; an error if the columns do not fit the predictions, or what was given or seen."""
-        shape, learns = with_columns(predictions.shape), self.scaling.learns
+        shape, learns = with_columns(predictions.shape), self.scaling.mean is None
         seen = aligned_shape(targets.shape, shape, over)
         wanted = tuple(self.mean.shape)
         if self.known is None and learns and seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None:

@@ -55,7 +55,7 @@ def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[N
 
 def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:
     """The heads whose scaling of targets is still to be learned."""
-    return [head for head in heads if head.scaling is not None and head.scaling.present.learns]
+    return [head for head in heads if head.scaling is not None and head.scaling.present.mean is None]
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:

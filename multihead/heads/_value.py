@@ -84,7 +84,7 @@ class Head:
     ignore_label: float | None = None
     reads: Reads = None
     class_weight: Mapping[int, float] | None = None
-    target_scaling: scaling.Scaling | Layer | str | None = None
+    target_scaling: scaling.Standardize | Layer | str | None = None
     trains_encoder: bool = True
     couples_rows: bool = False
     learning_rate_multiplier: Rate = 1.0
@@ -200,7 +200,7 @@ def check_ignore_label(label: object) -> float | None:
 
 def check_scaling(
     name: str, target_scaling: object, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
-) -> scaling.Scaling | None:
+) -> scaling.Standardize | None:
     """The scaling of a head's targets, if its loss can take scaled ones; None if they are not scaled."""
     found, reason = scaling.get(target_scaling), why_not_scaled(loss, class_weight)
     if found is None or reason is None:
