@@ -12,8 +12,8 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import KERAS_3, options_of, temporarily, wrapped_function
-from multihead._ground.types import Function, Layer, Metric, Nested, Tensor
+from multihead._ground.keras import KERAS_3, temporarily
+from multihead._ground.types import Function, Layer, Nested, Tensor
 
 Marked = TypeVar("Marked", bound=Function)
 
@@ -206,13 +206,6 @@ def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """
     kinds = [(each.dtype.is_floating, each.dtype.is_integer) for each in (targets, predictions)]
     return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
-
-
-def function_values(metric: Metric, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """The values of the function of a `MeanMetricWrapper`, called as the metric calls it; Keras 2 casts what it gets."""
-    if not KERAS_3:
-        targets, predictions = (tf.cast(each, metric.dtype) for each in (targets, predictions))
-    return tf.convert_to_tensor(call_users(wrapped_function(metric), targets, predictions, **options_of(metric)))
 
 
 class InMode(keras.layers.Layer):

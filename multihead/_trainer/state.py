@@ -162,7 +162,7 @@ class TrainerState(KerasHooks, keras.Model):
         with self.distribute_strategy.scope():
             replace_layers(self, head_weights=HeadWeights({head.name: head.weight for head in with_number}))
         for head in with_number:
-            head.keep_weight_in(self.head_weights.variable(head.name))
+            head.weight_variable = self.head_weights.variable(head.name)
         self._shapes = self._shapes.of_heads([head.name for head in heads])
         self._forget()
         self._setup = Setup(heads)

@@ -102,7 +102,7 @@ class LogMetrics:
     @property
     def all(self) -> list[Metric]:
         """All metrics, including those of the heads."""
-        own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
+        own = [metric for head in (*self.heads, *self.measured) for metric in head.metrics or []]
         return [self.sums, *own]
 
     @property

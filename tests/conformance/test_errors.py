@@ -64,7 +64,7 @@ ERRORS = [
     (lambda: MultiHeadTrainer(3), r"`encoder` must be a Keras layer or model. Received: encoder=3"),
     (lambda: made("aa"), r"`name` must be new. Received: name='a'; the heads are 'a'"),
     (lambda: of_head(weight=-1), r"`weight` must be a finite number of at least 0.*weight=-1"),
-    (lambda: of_head(loss="mze"), r"`loss` must be a Keras loss. Received: loss='mze'"),
+    (lambda: of_head(loss="mze"), r"`loss` must be a Keras loss. Received: 'mze'"),
     (lambda: of_head(loss=REDUCED), r"`loss` must leave its reduction to the trainer.*reduction='sum'.*weight="),
     (lambda: of_head(metrics="mae"), r"`metrics` must be a list"),
     (lambda: made(""), r"`compile` needs at least one head.*add_head"),
