@@ -45,9 +45,12 @@ class Problem(NamedTuple):
     def message(self) -> list[str | tf.Tensor]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
         wrong = tf.gather_nd(self.received, tf.where(self.broken))
-        first = tf.reshape(tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1], [-1])[:10]
-        what = "rows" if self.broken.shape.rank < self.received.shape.rank else "values"
-        parts = " (", tf.shape(wrong)[0], " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
+        if self.broken.shape.rank < self.received.shape.rank:
+            first, number, what = tf.reshape(wrong[:1], [-1])[:10], tf.shape(wrong)[0], "rows"
+        else:
+            first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
+            number, what = tf.size(wrong), "values"
+        parts = " (", number, " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
         return [f"{self.rule}. Received: ", first, *parts]
 
 
@@ -151,14 +154,14 @@ def find_problems(
             problems.append(Problem(broken, numbers, f"{spec.targets} must {rule}", remedy))
     if given is not None:
         of_weights = f"`sample_weights[{spec.name!r}]` must be"
-        labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=inner)
-        broken = both(both(considered, labelled), ~((given >= 0) & tf.math.is_finite(given)))
-        remedy = "A weight of 0 leaves an element out."
-        problems.append(Problem(broken, given, f"{of_weights} finite and at least 0", remedy))
+        counted = both(considered, None if lacking is None else ~tf.reduce_any(lacking, axis=inner))
+        broken = both(counted, ~((given >= 0) & tf.math.is_finite(given)))
+        rule = f"{of_weights} finite and at least 0"
+        problems.append(Problem(broken, given, rule, "A weight of 0 leaves an element out."))
         if spec.loss.is_total:
-            broken = both(both(considered, labelled), given != 1)
             rule = f"{of_weights} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
-            problems.append(Problem(broken, given, rule, "Return an array with a value for each row, or a sum and a count."))
+            remedy = "Return an array with a value for each row, or a sum and a count."
+            problems.append(Problem(both(counted, given != 1), given, rule, remedy))
     return problems
 
 
@@ -173,19 +176,24 @@ def _broken_ranges(
     spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
     """Where the loss cannot take a label, with the rule that is broken."""
-    loss, values = spec.loss, tf.cast(numbers, tf.float64)
+    loss, is_floating = spec.loss, numbers.dtype.is_floating
     low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
-    are_classes = (values >= 0) & (values == tf.floor(values))
-    if loss.over == CLASSES:
-        fits = are_classes if num_classes is None else are_classes & (values < num_classes)
-        end = "of at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
-        yield ~fits, f"whole numbers {end} for the loss {loss.name!r}"
-    elif low is not None:
-        fits = (values >= low - _ROUNDING) & (tf.math.is_finite(values) if high is None else values <= high + _ROUNDING)
+    if loss.over == CLASSES or (spec.class_weight is not None and not is_row):
+        number = num_classes if loss.over == CLASSES else None
+        fits = numbers >= 0 if number is None else (numbers >= 0) & (numbers < number)
+        fits = fits & (numbers == tf.floor(numbers)) if is_floating else fits
+        end = "of at least 0" if number is None else f"from 0 to {number - 1}"
+        why = f" for the loss {loss.name!r}" if loss.over == CLASSES else ", since the head has a `class_weight`"
+        yield ~fits, f"whole numbers {end}{why}"
+    if loss.over != CLASSES and low is not None:
+        margin = _ROUNDING if is_floating else 0
+        fits = numbers >= low - margin
+        if high is not None:
+            fits &= numbers <= high + margin
+        elif is_floating:
+            fits &= tf.math.is_finite(numbers)
         yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
-    elif loss.known is not None and numbers.dtype.is_floating:
+    elif loss.over not in (None, CLASSES) and is_floating:
         yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"
     if spec.above is not None:
-        yield values <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"
-    if spec.class_weight is not None and not is_row and loss.over != CLASSES:
-        yield ~are_classes, "whole numbers of at least 0, since the head has a `class_weight`"
+        yield tf.cast(numbers, tf.float64) <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"

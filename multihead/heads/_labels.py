@@ -47,7 +47,8 @@ def mask_missing(
     marks = [tf.math.is_nan(seen)] if seen.dtype.is_floating and not complete else []
     marks += [] if complete else [tf.equal(seen, tf.cast(label, seen.dtype)) for label in spec.ignore_labels]
     lacking = functools.reduce(tf.logical_or, marks) if marks else None
-    labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=list(range(rank, lacking.shape.rank)))
+    inner = list(range(rank, seen.shape.rank))
+    labelled = None if lacking is None else ~(tf.reduce_any(lacking, axis=inner) if inner else lacking)
 
     considered, given = None, None
     if mask is not None:
@@ -148,6 +149,8 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
             weights = where(broken, float("inf"), weights)
         return weights
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
+    if not checks:
+        return weights
     with tf.control_dependencies(checks):
         return tf.identity(weights)
 
@@ -200,18 +203,15 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
     is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
     counts: Counter[int] = Counter()
     for batch in map(np.asarray, labels if is_stream else [labels]):
-        if batch.dtype.kind not in "biuf":
-            raise ValueError(
-                f"`labels` must be class numbers. Received: an array of dtype {batch.dtype}. Number the classes from 0, for "
-                "example with `keras.layers.StringLookup`."
-            )
-        kept = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
-        kept = kept if ignore_label is None else kept[kept != ignore_label]
-        wrong = kept[(kept < 0) | (kept != np.floor(kept))]
+        kept = wrong = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
+        if batch.dtype.kind in "biuf":
+            kept = kept if ignore_label is None else kept[kept != ignore_label]
+            wrong = kept[(kept < 0) | (kept != np.floor(kept))]
         if wrong.size:
             raise ValueError(
-                f"`labels` must be whole numbers of at least 0. Received: {wrong[:3].tolist()} among them. Number the "
-                "classes from 0, and pass the label of missing elements as `ignore_label`."
+                "`labels` must be class numbers, whole numbers of at least 0. "
+                f"Received: {wrong[:3].tolist()} among them. Number the classes from 0, perhaps with "
+                "`keras.layers.StringLookup`, and pass the label of missing elements as `ignore_label`."
             )
         counts.update(kept.astype(np.int64).tolist())
     if not counts:

@@ -289,6 +289,12 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
     for head, metrics in heads:
         names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both]
         names += [(f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics]
+        for metric in metrics:
+            if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
+                raise ValueError(
+                    "`metrics` must hold a separate metric for each head. Received: one object, "
+                    f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
+                )
     for name, owner in names:
         for logged in (name, f"val_{name}"):
             other = owners.setdefault(logged, owner)
@@ -296,11 +302,4 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
                 raise ValueError(
                     f"`name` of heads and metrics must tell their values apart in the logs. Received: {logged!r} would "
                     f"stand for {other} and for {owner}. Rename one of them."
-                )
-    for head, metrics in heads:
-        for metric in metrics:
-            if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
-                raise ValueError(
-                    "`metrics` must hold a separate metric for each head. Received: one object, "
-                    f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
                 )

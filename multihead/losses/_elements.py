@@ -25,7 +25,6 @@ class SequenceCrossentropy(keras.losses.Loss):
     Args:
         padding_id: Targets of this id are padding, not tokens.
         label_smoothing: `e`, at least 0 and below 1.
-        name: Name of the loss.
 
     Targets are whole numbers of shape `[batch, time]`, predictions logits of shape `[batch, time, vocabulary]`; the
     values have shape `[batch, time]`.
@@ -73,7 +72,6 @@ class ElementLoss:
 
     Args:
         function: `function(y_true, y_pred)`.
-        name: Name for messages.
         ignore_label: A label that marks an element without a label, or None.
         original: The loss as passed by the user, for the configuration.
         known: The properties of the function, or None if it is not Keras's own. Its elements are then determined by its
