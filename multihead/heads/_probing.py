@@ -12,8 +12,6 @@ from multihead._ground.calls import graph_function
 from multihead._ground.types import Function, Metric, Nested
 from multihead.losses._known import aligned, with_inner
 
-_MOST_VALUES = 2**22
-
 
 def made(rng: np.random.Generator, kind: str, spec: tf.TensorSpec, *, rows: int, width: int | None) -> tf.Tensor:
     """Rows that fit a spec: `"uniform"`, `"normal"`, `"classes"` or `"zeros"`; integers are at most three classes."""
@@ -87,7 +85,7 @@ def find_rows(
         return [in_rows(each, k, are_elements=k == p.shape.rank) for each in (y, p)]
 
     rng, width, size = np.random.default_rng(0), predictions.shape[-1], int(np.prod([n or 3 for n in predictions.shape[1:]]))
-    number, tried = max(2, min(37, _MOST_VALUES // size)), []
+    number, tried = max(2, min(37, 2**22 // size)), []  # few rows if they are large
     with tf.init_scope(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         for kind in ("classes", "normal", "uniform"):
