@@ -14,7 +14,7 @@ from multihead._ground.tensors import computed_if, inner_products, where
 from multihead._ground.types import Gradient, Nested, Tensor, Variable
 from multihead._update.batch import Batch, batch_size
 from multihead._update.labels import Labels, count_labels, measure, rows_for, runs, with_counts
-from multihead._update.micro_batches import MicroBatch, accumulate
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, copied
 from multihead._update.network import Network, loss_of_call, loss_of_weights, sum_of
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import Rows, call_encoder, cosines_of, times
@@ -93,8 +93,8 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
         return tf.stack(sums)
 
     with tf.control_dependencies([applied, *before.values]):
-        again = update.micro_batches.copied()
-        sums = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
+        batches = [copied(batch) for batch in update.micro_batches.batches]
+        sums = accumulate(loss_sums, MicroBatches(batches, update.micro_batches.number), tf.constant([len(network.heads)]))
     with tf.control_dependencies([sums]):
         before.restore()
     return sums

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.calls import graph_function
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.validation import stop_unless
 from multihead._update.batch import Batch
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas, fully_labelled
-from multihead._update.micro_batches import MicroBatch, MicroBatches, each, plus
+from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import RollBack, Update
@@ -27,7 +28,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     network, roll_back = spec.network, RollBack(spec.state)
 
     # 1. Labels: which elements count, over all batches and replicas.
-    labels = each(spec.labels, batches)
+    read = spec.labels if len(batches) == 1 or tf.executing_eagerly() else graph_function(spec.labels)
+    labels = [read(batch) for batch in batches]
     local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels])
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
