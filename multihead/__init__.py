@@ -4,7 +4,7 @@
 sums and counts, a weighting of the losses, a balancer for the gradients, and clipping and accumulation once per update.
 """
 
-from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
+from multihead._ground import compatibility as _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING

@@ -18,8 +18,6 @@ from multihead._display.drawing import GREY, new_figure
 from multihead._display.runs import Run, read, runs_of
 from multihead._display.trainer import draw_model
 from multihead._ground.types import Axis, Callback, Figure, Given, Trainer
-from multihead.comparison import Comparison
-from multihead.comparison import read as read_comparison
 
 __all__ = ["Run", "all_of", "cosines", "front", "losses", "model", "norms", "read", "shares", "weights"]
 
@@ -121,7 +119,7 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
     return _draw(found, "cosines", [runs.draw_cosines], (max(size, 4.6), size))
 
 
-def front(comparison: Comparison | str | os.PathLike[str]) -> Figure:
+def front(comparison: Given) -> Figure:
     """What each head gains and pays in the variants of a comparison.
 
     With two heads, each has an axis, on which better is further out: variants with fixed weights are joined by a line, in
@@ -131,13 +129,18 @@ def front(comparison: Comparison | str | os.PathLike[str]) -> Figure:
     change against each head alone.
 
     Args:
-        comparison: What `multihead.compare` has returned, or its file.
+        comparison: A `multihead.comparison.Comparison`: what `compare` has returned, or `multihead.comparison.read(file)`.
 
     Raises:
-        ValueError: The file is not one of a comparison, or has no finished runs of a variant and of the single-task models.
+        TypeError: `comparison` is something else, such as a path.
+        ValueError: It has no finished runs of a variant and of the single-task models.
     """
-    found = comparison if isinstance(comparison, Comparison) else read_comparison(comparison)
-    return found.plot()
+    if not hasattr(comparison, "points"):
+        raise TypeError(
+            f"`comparison` must be a `Comparison`. Received: comparison={comparison!r}. For the file of a comparison, pass "
+            "`multihead.comparison.read(file)`."
+        )
+    return comparison.plot()
 
 
 def model(trainer: Trainer) -> Figure:

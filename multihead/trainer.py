@@ -10,7 +10,6 @@ import tensorflow as tf
 from multihead import schedules
 from multihead._data.arguments import gives_batches, read_call
 from multihead._data.arrays import as_arrays
-from multihead._data.scaling import check_known, scale_targets
 from multihead._display.trainer import print_summary
 from multihead._formats.from_model import compiled_of, parts_of
 from multihead._formats.saving import SavedTrainer
@@ -38,6 +37,7 @@ from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, StepFunction
 from multihead._trainer.options import CompileOptions, check_compile, explains_arguments
 from multihead._update.representation import call_encoder
+from multihead._update.scaling import check_known, scale_targets
 from multihead._update.spec import Plan
 from multihead.balancing import Balancer
 from multihead.balancing._kinds import every

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from multihead._data.arrays import read_arrays
+from multihead._data.batch import open_batch_size, unpack
 from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data
 from multihead._data.windows import in_windows
@@ -18,7 +19,6 @@ from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica, v
 from multihead._ground.random import RandomStream
 from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import is_number
-from multihead._update.batch import open_batch_size, unpack
 
 
 def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:

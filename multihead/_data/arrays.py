@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.batch import Batch, by_head, open_batch_size
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import is_tensor
 from multihead._ground.types import Dataset, Given, Nested, Tensor
 from multihead._ground.validation import is_number, quoted
-from multihead._update.batch import Batch, by_head, open_batch_size
 
 
 def as_arrays(argument: str, value: Given) -> Nested:

@@ -14,11 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.arrays import as_arrays
+from multihead._data.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
 from multihead._data.data import Data, num_examples
 from multihead._ground.types import Dataset, Given, Nested, Tensor
-from multihead._ground.validation import quoted
-from multihead._update.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
-from multihead.heads._reads import described
+from multihead._ground.validation import described, quoted
 
 # How many batches of a generator are looked at, at most, to find a batch with targets for every head.
 _LOOKED_AT = 64

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.batch import Batch, is_absent, rows
 from multihead._ground.calls import as_is
 from multihead._ground.types import Dataset, Given, Nested
 from multihead._ground.validation import is_number
-from multihead._update.batch import Batch, is_absent, rows
 
 _BATCH_SIZE = 32
 

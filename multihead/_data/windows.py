@@ -9,9 +9,9 @@ from functools import partial
 
 import tensorflow as tf
 
+from multihead._data.batch import batch_size, rows
 from multihead._ground.calls import as_is
 from multihead._ground.types import Dataset, Given, Nested
-from multihead._update.batch import batch_size, rows
 
 _KEY = "window"
 

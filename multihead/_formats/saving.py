@@ -9,20 +9,19 @@ from functools import partial
 import keras
 import tensorflow as tf
 
-from multihead._data.scaling import check_known
+from multihead._data.batch import Batch, decode_specs, encode_specs
 from multihead._formats.export import export_heads
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
-from multihead._trainer.state import TrainerState
-from multihead._update.batch import Batch, decode_specs, encode_specs
+from multihead._update.scaling import check_known
 from multihead.heads._reads import decode_reads
 
 
-class SavedTrainer(TrainerState):
-    """How Keras saves and loads a trainer, and how it is exported."""
+class SavedTrainer(keras.Model):
+    """How Keras saves and loads a trainer, and how it is exported: a part of `MultiHeadTrainer`."""
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: object) -> None:
         """Saves the trainer, with the optimizer's state, as a `.keras` file.

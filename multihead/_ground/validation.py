@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import in_xla
-from multihead._ground.types import Function, Layer
+from multihead._ground.types import Function, Layer, Nested
 
 Key = TypeVar("Key")
 Choice = TypeVar("Choice")
@@ -70,6 +70,19 @@ def quoted(names: Iterable[object], most: int | None = None) -> str:
     shown = [repr(name) for name in names]
     hidden = 0 if most is None else max(len(shown) - most, 0)
     return ", ".join(shown[:most]) + (f" and {hidden} others" if hidden else "") or "none"
+
+
+def described(representation: Nested) -> str:
+    """A nest of tensors or specs as text: its keys, and the shape of each tensor."""
+    if isinstance(representation, Mapping):
+        return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
+    if isinstance(representation, (tuple, list)):
+        names = getattr(representation, "_fields", range(len(representation)))
+        inner = ", ".join(f"{name}: {described(value)}" for name, value in zip(names, representation))
+        return f"a {'tuple' if isinstance(representation, tuple) else 'list'} ({inner})"
+    if tf.is_tensor(representation) or isinstance(representation, tf.TypeSpec):
+        return f"a {representation.dtype.name} tensor of shape {representation.shape}"
+    return type(representation).__name__
 
 
 def check_positive_whole(argument: str, value: object) -> int:

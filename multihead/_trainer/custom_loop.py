@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._data.arguments import read_batches
 from multihead._data.arrays import as_arrays
-from multihead._data.scaling import check_known, fit_scalings_to
+from multihead._data.batch import Batch
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
 from multihead._ground.calls import functions_run_eagerly
@@ -23,11 +23,11 @@ from multihead._ground.validation import check_choice, check_positive_whole, err
 from multihead._trainer.options import BALANCE_AT
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
-from multihead._update.batch import Batch
 from multihead._update.evaluate import HeadGradients, gradients_by_head
 from multihead._update.faults import Broken
 from multihead._update.network import ByOwner, Network
 from multihead._update.pipeline import compute_update
+from multihead._update.scaling import check_known, fit_scalings_to
 from multihead._update.spec import Plan, UpdateSpec
 from multihead._update.update import Change, RollBack, Update
 from multihead.diagnosis import Diagnosis

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from multihead._data.arguments import Call, read_call
 from multihead._data.arrays import read_arrays
+from multihead._data.batch import unpack
 from multihead._data.data import Data, num_examples
-from multihead._data.scaling import fit_scalings, unknown
 from multihead._data.windows import batches_of_update
 from multihead._ground.keras import ProgressLine, callbacks_of, steps_at_once
 from multihead._ground.optimizers import loss_scale
@@ -24,10 +24,10 @@ from multihead._ground.validation import as_python
 from multihead._runs.run import Run, RunCallbacks
 from multihead._trainer.state import TrainerState, check_every_head
 from multihead._update.apply import apply_update, clip, observe
-from multihead._update.batch import unpack
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.labels import read_labels
 from multihead._update.pipeline import compute_update
+from multihead._update.scaling import fit_scalings, unknown
 from multihead._update.spec import Plan
 from multihead._update.weights import head_weights_at
 from multihead.heads._directions import tell_directions

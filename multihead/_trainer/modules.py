@@ -14,16 +14,15 @@ from dataclasses import dataclass, field, replace
 import keras
 import tensorflow as tf
 
+from multihead._data.batch import Batch, batch_size, sample_of
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
 from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Variable
-from multihead._ground.validation import in_short, quoted
-from multihead._update.batch import Batch, batch_size, sample_of
+from multihead._ground.validation import described, in_short, quoted
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._named import NamedHead
-from multihead.heads._reads import described
 from multihead.heads._rows_apart import check_rows_apart
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import keras
 import tensorflow as tf
 
+from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, overridden, tensor_variable
@@ -18,7 +19,6 @@ from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Setup, build
 from multihead._trainer.modules import Shapes, build_modules
 from multihead._trainer.options import CompileOptions
-from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._update.spec import Plan, UpdateSpec
 from multihead.balancing import Balancer
 from multihead.heads import Head

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._data.batch import Batch, batch_size
 from multihead._ground import replicas
 from multihead._ground.calls import keras_mask, with_keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
 from multihead._ground.types import Nested, Tensor, Variable
-from multihead._update.batch import Batch, batch_size
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._labels import labelled_rows

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._data.batch import batch_size, open_batch_size, rows
 from multihead._ground.calls import graph_function
 from multihead._ground.tensors import added, computed_if, in_xla, with_none
 from multihead._ground.types import Function, Gradient, Nested, Tensor
-from multihead._update.batch import batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
 
 

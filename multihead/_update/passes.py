@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._data.batch import batch_size
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
 from multihead._ground.types import Gradient, Tensor
-from multihead._update.batch import batch_size
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network, loss_of_call, sum_of

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from multihead._data.batch import Batch
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.validation import stop_unless
-from multihead._update.batch import Batch
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas, fully_labelled
 from multihead._update.micro_batches import MicroBatch, MicroBatches, plus

@@ -14,8 +14,7 @@ import tensorflow as tf
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
 from multihead._ground.tensors import added, half_square, inner_products, scaled, unchecked, where, wide
 from multihead._ground.types import Gradient, Layer, Nested
-from multihead._ground.validation import in_short
-from multihead.heads._reads import described
+from multihead._ground.validation import described, in_short
 
 Rows = Sequence[list[Gradient]]
 """For each head, one gradient per leaf of the representation or per variable; None where the head has none."""

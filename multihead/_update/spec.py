@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from multihead._data.batch import Batch
 from multihead._ground.keras import tensor_variable
 from multihead._method import Method
-from multihead._update.batch import Batch
 from multihead._update.faults import Faults
 from multihead._update.labels import Labels, Predictions, read_labels, with_counts
 from multihead._update.network import Network

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.batch import Batch, batch_size
 from multihead._ground.calls import graph_function
 from multihead._ground.keras import tensor_variable
 from multihead._ground.tensors import gramian, norm_of_present
-from multihead._update.batch import Batch, batch_size
 from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from multihead._ground.types import Config, Nested
-from multihead._ground.validation import nearest, quoted
+from multihead._ground.validation import described, nearest, quoted
 
 Reads = Any
 """A key or an index, a tuple of these, or a list of both; None: all."""
@@ -66,19 +64,6 @@ def _entries(part: Nested) -> dict[object, Nested]:
     by_place = dict(enumerate(part))
     from_end = {place - len(part): value for place, value in enumerate(part)}
     return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
-
-
-def described(representation: Nested) -> str:
-    """A nest of tensors or specs as text: its keys, and the shape of each tensor."""
-    if isinstance(representation, Mapping):
-        return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
-    if isinstance(representation, (tuple, list)):
-        names = getattr(representation, "_fields", range(len(representation)))
-        inner = ", ".join(f"{name}: {described(value)}" for name, value in zip(names, representation))
-        return f"a {'tuple' if isinstance(representation, tuple) else 'list'} ({inner})"
-    if tf.is_tensor(representation) or isinstance(representation, tf.TypeSpec):
-        return f"a {representation.dtype.name} tensor of shape {representation.shape}"
-    return type(representation).__name__
 
 
 def encode_reads(reads: Reads) -> Config:

@@ -12,7 +12,7 @@ import multihead
 ROOT = Path(multihead.__file__).parent
 
 STAGES = {
-    "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/validation"),
+    "labels": ("_update/labels", "heads/_label", "losses/_known", "_data/batch", "_ground/validation"),
     "passes": ("_update/passes", "_update/network", "_ground/keras", "_ground/calls", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline"),
     "combine": ("_update/ways", "_update/representation", "balancing/", "_ground/tensors"),

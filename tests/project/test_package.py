@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import multihead
-from multihead import _compatibility
+from multihead._ground import compatibility
 from tests.helpers.sources import ROOT, sources
 
 
@@ -149,7 +149,7 @@ def tensorflow_requirement() -> SpecifierSet:
 
 @pytest.mark.parametrize("version", "2.14.1 2.15.0 2.15.1 2.16.1 2.16.2 2.20.0 2.21.0 3.0.0".split())
 def test_installer_and_import_agree_on_tensorflow(version: str) -> None:
-    assert (version in tensorflow_requirement()) == _compatibility.usable_tensorflow(version)
+    assert (version in tensorflow_requirement()) == compatibility.usable_tensorflow(version)
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
@@ -168,7 +168,7 @@ def test_addons_extra_is_whole_or_empty(python: str, platform: tuple[str, str]) 
      ("2.21.0", "3.15.1", "tensorflow"), ("2.22.0-dev20260101", "3.16.0.dev1", "tensorflow")],
 )  # fmt: skip
 def test_usable_stacks_pass(tensorflow: str, keras: str, backend: str) -> None:
-    assert _compatibility.problem(tensorflow, keras, backend) is None
+    assert compatibility.problem(tensorflow, keras, backend) is None
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_usable_stacks_pass(tensorflow: str, keras: str, backend: str) -> None:
     ],
 )
 def test_unusable_stacks_are_explained(tensorflow: str | None, keras: str | None, backend: str, message: str) -> None:
-    text = _compatibility.problem(tensorflow, keras, backend)
+    text = compatibility.problem(tensorflow, keras, backend)
     assert text is not None and re.search(message, text)
     assert "\n" not in text and text.endswith(".")
 

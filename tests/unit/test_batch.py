@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from multihead._update import batch as stage
+from multihead._data import batch as stage
 
 HEADS = ["a", "b"]
 

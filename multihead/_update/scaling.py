@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.arguments import Call
+from multihead._data.batch import Batch, as_tensors, unpack
 from multihead._data.data import num_examples
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
 from multihead._ground.replicas import has_several_workers
 from multihead._ground.types import Config, Function, Layer, Tensor
 from multihead._ground.validation import check_head_names, quoted
-from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
 from multihead._update.spec import UpdateSpec
 from multihead.heads._named import NamedHead
