@@ -74,10 +74,7 @@ class Method(keras.layers.Layer):
                 setattr(cls, name, users(method))
 
     def bind(self, head_names: Sequence[str]) -> None:
-        """Sets the heads' names, so that options can refer to heads by name.
-
-        Args:
-            head_names: One name per head, in order.
+        """Sets the heads' names, in order, so that options can refer to heads by name.
 
         Raises:
             ValueError: An option names an unknown head, `uses` contains an unknown name, or a weighting or a schedule has
@@ -97,11 +94,7 @@ class Method(keras.layers.Layer):
         self.head_names = tuple(head_names)
 
     def build(self, input_shape: Shape) -> None:
-        """Creates the state, once. A second call does nothing.
-
-        Args:
-            input_shape: `(num_heads,)`.
-        """
+        """Creates the state for `(num_heads,)`, once. A second call does nothing."""
         if self.built:
             return
         self.create_state(int(input_shape[0]))
@@ -109,11 +102,7 @@ class Method(keras.layers.Layer):
         super().build(input_shape)
 
     def create_state(self, num_heads: int) -> None:
-        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
-
-        Args:
-            num_heads: How many heads there are; their names are in `head_names`.
-        """
+        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none."""
 
     def add_state(self, name: str, shape: Sequence[int], initializer: object = "zeros", dtype: str = "float32") -> Variable:
         """Creates a variable of the method; to be called in `create_state`.

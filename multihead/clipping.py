@@ -62,15 +62,6 @@ class Clipping:
         return f"{type(self).__name__}({self.limit:g})"
 
 
-def keeps_finite(clipping: Clipping | None) -> bool:
-    """Whether finite gradients are known to be finite after clipping; not by a user's own class.
-
-    Nor with a limit at the ends of float32, which divided by a norm may overflow.
-    """
-    known = type(clipping) in (ByValue, ByNorm, ByAverageNorm, ByGlobalNorm)
-    return clipping is not None and known and 1e-30 <= clipping.limit <= 1e30
-
-
 def _scaled_down(gradient: Gradient, magnitude: tf.Tensor, limit: float) -> Gradient:
     """Multiplies a gradient by `limit / magnitude` if this is below 1."""
     factor = limit / tf.maximum(magnitude, limit)

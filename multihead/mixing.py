@@ -68,7 +68,6 @@ def mix_datasets(
     lengths = {name: int(dataset.cardinality()) for name, dataset in datasets.items()}
     probabilities = _probabilities(names, lengths, weights, temperature)
     _check_inputs(datasets)
-
     labelled = [_labelled(name, datasets) for name in names]
 
     @as_is

@@ -277,11 +277,6 @@ class Rates(NamedTuple):
         return frozenset(i for i, factor in enumerate(self.steps) if factor == 0)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every factor is the number 1."""
-        return all(factor == 1 for factor in (*self.steps, *self.decays))
-
-    @property
     def may_change(self) -> bool:
         """Whether a factor is a function of the step."""
         return any(callable(factor) for factor in self.steps)

@@ -105,7 +105,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
     updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
     (update,) = updates.values() if len(updates) == 1 else (None,)
     if update is not None:  # the gradients may have been changed since
-        broken |= update.broken._replace(variables=broken.variables)
+        broken = update.broken._replace(heads=update.broken.heads | broken.heads, variables=broken.variables)
         return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
     return Change(
         gradients=gradients,

@@ -25,7 +25,6 @@ from multihead._runs.run import Run, RunCallbacks
 from multihead._trainer.state import TrainerState, check_every_head
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
-from multihead._update.labels import read_labels
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import fit_scalings, unknown
 from multihead._update.spec import Plan
@@ -193,9 +192,8 @@ class FittedTrainer(TrainerState):
         batch = self._unpack(data)
         built = self._require_built()
         spec, logs, step = built.spec, built.logs, self.update_count
-        labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         weights = head_weights_at(self._setup.trained, step)
-        logs.add_evaluated(**evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
+        logs.add_evaluated(**evaluate_batch(spec, batch, weights))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Given:

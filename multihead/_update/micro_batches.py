@@ -64,9 +64,8 @@ def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatc
     """Sums the results of `compute`, a nest, over micro-batches; each starts only after the previous one has been added.
 
     In a graph, they are calls of one function, so that the values of a micro-batch are released before the next one starts.
-    Empty micro-batches are skipped: layers such as batch normalization cannot
-    handle them. `shapes` is a nest of the dense shapes of the results, None for those that are always None; it is not used
-    for a single micro-batch.
+    Empty ones are skipped: layers such as batch normalization cannot handle them. `shapes` is a nest of the dense shapes of
+    the results, None for those that are always None; it is not used for a single micro-batch.
     """
     if len(micro_batches) == 1:
         return compute(micro_batches[0])
@@ -87,7 +86,7 @@ def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatc
 
     # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
     options = {"reduce_retracing": True, "experimental_attributes": {"_noinline": True}}
-    call = compute_if_any if is_eager else graph_function(compute_if_any, **options)
+    call: Nested = compute_if_any if is_eager else graph_function(compute_if_any, **options)
     places, in_loops = list(range(len(micro_batches))), not is_eager and not is_dense and micro_batches.number > 1
     if is_eager:
         places = [i for i in places if batch_size(micro_batches[i].inputs) > 0] or places[:1]

@@ -66,14 +66,10 @@ class UpdateSpec:
 
     def labels(self, batch: Batch) -> tuple[list[Labels | None], list[Labels | None]]:
         """The labels in a batch of the heads that are trained, and of those that are only measured."""
-        checks, complete = self.check_labels, self.plan.complete
-        trained = read_labels(self.network, self.predictions, batch, check=checks, complete=complete)
-        return with_counts(self.network, batch.inputs, trained), self.labels_measured(batch)
-
-    def labels_measured(self, batch: Batch) -> list[Labels | None]:
-        """The labels in a batch of the heads that are only measured."""
-        network = replace(self.network, heads=self.network.measured)
-        return read_labels(network, self.of_measured, batch, check=self.check_labels)
+        network, checks = self.network, self.check_labels
+        trained = read_labels(network, self.predictions, batch, check=checks, complete=self.plan.complete)
+        measured = read_labels(replace(network, heads=network.measured), self.of_measured, batch, check=checks)
+        return with_counts(network, batch.inputs, trained), measured
 
     @property
     def rates(self) -> Rates:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.replicas import assign
-from multihead._ground.types import Gradient, Nested
+from multihead._ground.types import Gradient
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner
@@ -93,16 +93,8 @@ class Change:
     without_heads: bool = False  # whether it is applied even if no head is active: gradients of the encoder alone
     # For each head, whether every update that is applied trains it; empty if that is not known
     never_idle: tuple[bool, ...] = ()
-
-    @property
-    def trains_any(self) -> tf.Tensor:
-        """Whether there is anything to train, a boolean scalar."""
-        return tf.constant(True) if self.without_heads else tf.reduce_any(self.active)
-
-    @property
-    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The floating-point tensors of this replica's inputs, and those of its labels and their weights, if known."""
-        return [], []
+    # The floating-point tensors of this replica's inputs, and those of its labels and their weights, if known
+    data: tuple[list[tf.Tensor], list[tf.Tensor]] = ([], [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +114,3 @@ class Update(Change):
     def total_loss(self) -> tf.Tensor:
         """This replica's contribution to the total loss, with added losses."""
         return self.losses.total if self.added_loss is None else self.losses.total + self.added_loss
-
-    @property
-    def num_examples(self) -> tf.Tensor:
-        """The number of examples over all replicas, float32."""
-        return self.losses.given.examples
-
-    @property
-    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        batches = self.micro_batches.batches
-        return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
-
-
-def _floats(nest: Nested) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(nest, expand_composites=True)
-    return [leaf for leaf in leaves if leaf is not None and leaf.dtype.is_floating]

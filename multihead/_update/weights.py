@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -104,22 +105,20 @@ class Losses:
             self.total, self.weights = tf.reduce_sum(given.per_element * sums), given.fixed
             return
         self.regularizer = given.weighting.regularizer(given.meeting)  # now: an update changes what it reads
-        self._means = given.mean_losses(sums)
-        self._weighted = given.times_means(self._means)
         known = {"active": given.active, "meeting": given.meeting, "step": given.step}
-        self._by_weighting, total = weigh(given.weighting, self._weighted, **known)
+        self._by_weighting, total = weigh(given.weighting, self.weighted, **known)
         self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
         self.factors = self._by_weighting if depends_on_losses(given.weighting) else None
 
-    @property
+    @cached_property
     def means(self) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses."""
-        return self.given.mean_losses(self._sums) if self.given.weighting is None else self._means
+        return self.given.mean_losses(self._sums)
 
-    @property
+    @cached_property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
+        return self.given.times_means(self.means)
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._ground.layers import losses_of_call, losses_of_weights
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Given, Metric, Tensor
 from multihead._update.spec import UpdateSpec
@@ -130,7 +131,7 @@ class LogMetrics:
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
         self._num_statistics = len(names)
-        self._adds_losses = spec.network.adds_losses
+        self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
         self._names_in_logs: list[str] | None = None
 
     @property
@@ -161,8 +162,9 @@ class LogMetrics:
         self._show_added(update.added_loss)
         present = [loss for loss in of_examples if loss is not None]
         is_usable = applied & tf.math.is_finite(tf.add_n(present)) if present else applied
-        examples = where(is_usable, update.num_examples, 0.0)
-        of_examples = [None if each is None else where(is_usable, each * update.num_examples, 0.0) for each in of_examples]
+        num_examples = update.losses.given.examples
+        examples = where(is_usable, num_examples, 0.0)
+        of_examples = [None if each is None else where(is_usable, each * num_examples, 0.0) for each in of_examples]
         self.sums.add([losses, weighted, counts], self._record(update, applied), of_examples, replicas.part_of(examples))
 
     def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
