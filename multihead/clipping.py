@@ -34,14 +34,9 @@ class Clipping:
         self.limit = check_positive("limit", limit)
 
     def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """Clips gradients.
+        """The clipped gradients, in the same order and of the same types: dense tensors, `tf.IndexedSlices` or None.
 
-        Args:
-            gradients: Dense tensors, `tf.IndexedSlices` or None.
-
-        Returns:
-            The clipped gradients in the same order and of the same types; None stays None. Non-finite gradients give
-            non-finite results (the trainer skips such an update before clipping).
+        Non-finite gradients give non-finite results (the trainer skips such an update).
         """
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
         return with_none(call_users(self._clip, present) if present else [], like=gradients)

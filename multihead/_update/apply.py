@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead._ground.calls import as_is
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import adapted_loss_scale, apply_reduced_gradients, has_loss_scaling, record_finite
-from multihead._ground.replicas import assign, local
+from multihead._ground.replicas import all_reduce_sum, assign, local
 from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
 from multihead._ground.types import Given, Gradient, Nested, Optimizer, Tensor
 from multihead._method import Observation
@@ -71,7 +71,8 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
             record_finite(optimizer, True)
 
         def skip() -> None:
-            update.roll_back.restore_all(strategy, saved)
+            for variable, value in zip(update.roll_back.variables, saved):
+                assign(strategy, variable, value)
             if places and has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
             spec.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
@@ -175,7 +176,8 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     """Calls `observe` of the weighting, the balancer and the schedule."""
     weights, after = update.losses.given, None
     if "losses_after" in spec.uses:
-        after = weights.times_means(weights.mean_losses(loss_sums_after(spec, update, applied)))
+        means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after(spec, update, applied)), weights.counts)
+        after = where(weights.active, weights.of_heads * means, 0.0)
     seen = Observation(
         step=update.step,
         active=weights.meeting,

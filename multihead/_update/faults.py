@@ -62,7 +62,7 @@ class Faults:
 
     With loss scaling, a gradient that is not finite while its loss is finite means that the scale is too large: the
     optimizer lowers it, and the update does not count as a fault until the scale is 1. Training stops at `limit` updates
-    skipped in a row, if it is not None; `mode` is one of `ON_NONFINITE`, and `window` the number of batches of an update.
+    skipped in a row, if it is not None; `window` is the number of batches of an update.
     """
 
     def __init__(self, network: Network, mode: str, limit: int | None, window: int) -> None:
@@ -70,10 +70,10 @@ class Faults:
         self._limit = 1 if mode == "raise" else limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
-        # The numbers are of the last fault: how many updates in a row were skipped up to it; the number of updates before
-        # it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they
-        # stay as they are until it has. The flags say for each head, and then for each variable, whether it was not finite.
-        # Of the epoch, they are of all other updates, and the numbers are of those skipped, and of those for loss scaling.
+        # Of the last fault: how many updates in a row were skipped up to it; the number of updates before it; the position
+        # in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they stay as they are.
+        # The flags say for each head, and then for each variable, whether it was not finite; those of the epoch, in any
+        # fault. The numbers of the epoch are of updates skipped, and of those among them for loss scaling.
         flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
         self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)
         self.numbers_of_epoch, self.flags_of_epoch = map(first_replica_variable, (tf.zeros([2], tf.int64), flags))
@@ -101,9 +101,8 @@ class Faults:
     ) -> None:
         """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
-        `trains_any` is whether there was anything to train, `loss_scale` None unless the optimizer adapts it, `data` the
-        floating-point tensors of the inputs and of the labels, and `batch` the position in the epoch of the first batch, if
-        it is known.
+        `trains_any` is whether there was anything to train, `loss_scale` None unless the optimizer adapts it, `data` as in
+        `Change`, and `batch` the position in the epoch of the first batch, if it is known.
         """
         fault = trains_any if loss_scale is None else trains_any & (tf.reduce_any(broken.losses) | (loss_scale <= 1))
         numbers, flags = self.numbers.read_value(), tf.concat([broken.heads, broken.variables], axis=0)

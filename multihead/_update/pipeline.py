@@ -52,7 +52,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
 
     # 5. What the weighting learns.
-    norms = seen = combined.norms
+    norms = None if combined.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(combined.gramian)), tf.float32)
+    seen = norms
     if combined.is_measured is not None:
         with unchecked():
             seen = where(combined.is_measured, norms, float("nan"))

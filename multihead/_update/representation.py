@@ -1,7 +1,7 @@
 """The representation as the heads read it, and the heads' gradients there.
 
-Heads run on a representation that is detached from the encoder and watched by their own tapes. The representation gradients
-are therefore known before the encoder's backward pass, and one such pass is enough for any number of heads.
+Heads run on a representation that is detached from the encoder, under their own tapes. Its gradients are therefore known
+before the encoder's backward pass, and one such pass is enough for any number of heads.
 """
 
 from __future__ import annotations

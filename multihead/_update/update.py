@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.replicas import assign
 from multihead._ground.types import Gradient
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
@@ -22,19 +21,14 @@ class RollBack:
     """Remembers the values of variables as they are when it is created, to restore them later."""
 
     def __init__(self, variables: Iterable[tf.Variable] = ()) -> None:
-        self._variables = list(variables)
+        self.variables = list(variables)
         # They must be passed through `merge_call` to leave the replicas.
-        self.values = [variable.value() for variable in self._variables]
+        self.values = [variable.value() for variable in self.variables]
 
     def restore(self) -> None:
         """Restores the values, outside of replicas or each replica for itself."""
-        for variable, value in zip(self._variables, self.values):
+        for variable, value in zip(self.variables, self.values):
             variable.assign(value)
-
-    def restore_all(self, strategy: tf.distribute.Strategy, values: Sequence[tf.Tensor]) -> None:
-        """Restores the values on all replicas, in the cross-replica context; `values` as `merge_call` passes them."""
-        for variable, value in zip(self._variables, values):
-            assign(strategy, variable, value)
 
 
 class Combined(NamedTuple):
@@ -55,11 +49,6 @@ class Combined(NamedTuple):
     # empty if they are not known
     rows: Rows = ()
     leaves: Rows = ()  # for each head, this replica's weighted gradients at the representation; empty if they are not kept
-
-    @property
-    def norms(self) -> tf.Tensor | None:
-        """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
-        return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
 
     @property
     def cosines(self) -> tf.Tensor | None:
@@ -105,7 +94,7 @@ class Update(Change):
     counts: tf.Tensor  # `[num_heads]` counts of these elements; 0 for idle heads
     added_loss: tf.Tensor | None  # this replica's regularization and `add_loss` losses; None without any
     combined: Combined  # the encoder's gradient, and how it was combined
-    norms: tf.Tensor | None  # `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`
+    norms: tf.Tensor | None  # `[num_heads]` norms of the heads' weighted gradients where they are combined, or None
     losses: Losses  # the losses over all replicas, their weights and their total
     micro_batches: MicroBatches  # the examples on this replica
     rates: Rates

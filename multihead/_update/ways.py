@@ -196,10 +196,9 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor)
 def combine_matrices(
     balancer: Balancer, losses: Losses, matrices: Sequence[Matrix | None], products: Tensor
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
-    """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
+    """Combines the heads' gradients `g_k`, the rows of one matrix per tensor, with a method that needs them.
 
-    Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`,
-    float64.
+    Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`.
     """
     active, present = losses.given.meeting, [matrix for matrix in matrices if matrix is not None]
     if not present:

@@ -52,8 +52,8 @@ def weigh(
 class LossWeights(NamedTuple):
     """How much the losses of one update count, before they are known.
 
-    Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
-    each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
+    Those that depend on losses are known only after the last micro-batch. Therefore a weight has two factors: each element's
+    loss is multiplied by the fixed one, and gradients are multiplied by the loss-dependent one later.
     """
 
     weighting: Weighting | None  # None for a weighted sum
@@ -78,14 +78,6 @@ class LossWeights(NamedTuple):
             fixed *= weigh(weighting, tf.zeros_like(of_heads), **heads)[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
         return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
-
-    def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: the unweighted mean losses over all replicas, from this replica's sums of any forward pass."""
-        return tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
-
-    def times_means(self, means: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: mean losses times the weights of the heads; 0 for idle heads."""
-        return where(self.active, self.of_heads * means, 0.0)
 
 
 class Losses:
@@ -113,12 +105,12 @@ class Losses:
     @cached_property
     def means(self) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses."""
-        return self.given.mean_losses(self._sums)
+        return tf.math.divide_no_nan(replicas.all_reduce_sum(self._sums), self.given.counts)
 
     @cached_property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return self.given.times_means(self.means)
+        return where(self.given.active, self.given.of_heads * self.means, 0.0)
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""
