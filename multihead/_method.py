@@ -17,7 +17,6 @@ from multihead._ground.validation import did_you_mean, plain, quoted
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
 """The methods that users write, in which Python's control flow may depend on tensors."""
 
-
 Kind = TypeVar("Kind", bound="Method")
 
 
@@ -105,7 +104,7 @@ class Method(keras.layers.Layer):
         """Creates the method's variables with `add_state`; called once, when the heads are known. By default none."""
 
     def add_state(self, name: str, shape: Sequence[int], initializer: object = "zeros", dtype: str = "float32") -> Variable:
-        """Creates a variable of the method; to be called in `create_state`.
+        """Creates a Keras variable of the method; to be called in `create_state`.
 
         It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
         Read it with `tf.convert_to_tensor(variable)` and set it with `variable.assign(value)`, in `observe` or, for a
@@ -116,9 +115,6 @@ class Method(keras.layers.Layer):
             shape: Its full shape; `(num_heads,)` for one value per head, `()` for a scalar.
             initializer: Anything that Keras accepts as an initializer.
             dtype: Its dtype.
-
-        Returns:
-            A Keras variable.
         """
         return add_state(self, name, shape, initializer, dtype)
 

@@ -55,11 +55,8 @@ class GradientAccumulator(tf.Module):
                 f"Received: momentum={momentum!r}. Pass None for the plain mean."
             )
         self._momentum = momentum
-        options = {
-            "trainable": False,
-            "synchronization": tf.VariableSynchronization.ON_READ,
-            "aggregation": tf.VariableAggregation.SUM,
-        }
+        of_replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+        options = {"trainable": False, **of_replicas}
         zeros = [tf.zeros(each.shape, tf.float64 if each.dtype == "float64" else tf.float32) for each in variables]
         self._sums = [tf.Variable(each, **options) for each in zeros]
         self._count = tf.Variable(0.0, **options)

@@ -60,10 +60,7 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
 
 
 def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` loss sums of an update's examples on this replica, after the update was applied.
-
-    The modules run in training mode, as for the losses before the update, and their state is restored afterwards.
-    """
+    """`[num_heads]` loss sums of an update's examples on this replica after it, in training mode; no state changes."""
     network, before = spec.network, RollBack(spec.network.state)
 
     def loss_sum(k: int, labels: Labels | None, representation: Nested) -> tf.Tensor:

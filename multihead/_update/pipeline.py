@@ -22,10 +22,7 @@ from multihead._update.weights import LossWeights, head_weights_at, meeting_of
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
-    """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None.
-
-    Everything nonlinear happens once, after all micro-batches and replicas.
-    """
+    """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None."""
     network, roll_back = spec.network, RollBack(spec.state)
 
     # 1. Labels: which elements count, over all batches and replicas.

@@ -82,10 +82,7 @@ class UpdateSpec:
 
     @property
     def groups(self) -> list[tuple[list[int], list[tf.Variable]]]:
-        """The variables that must not change while their heads are idle, with their optimizer slots, grouped by these heads.
-
-        These are all except the encoder's, which every update trains.
-        """
+        """By the heads that train them: the variables except the encoder's, with their optimizer slots."""
         found: dict[tuple[int, ...], list[tf.Variable]] = {}
         everything = zip(self.network.variables.all, self.network.owners, self.slots)
         for variable, owners, slots in list(everything)[len(self.network.variables.encoder) :]:
