@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import as_is
 from multihead._ground.keras import tensor_variable
-from multihead._ground.optimizers import adapted_loss_scale, apply_reduced_gradients, has_loss_scaling, record_finite
+from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
 from multihead._ground.replicas import all_reduce_sum, assign, local
 from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
 from multihead._ground.types import Given, Gradient, Nested, Optimizer, Tensor
@@ -55,7 +55,9 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     known = {id(gradient) for gradient in update.gradients.all}
     finite = all_of([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
     applies = finite & trains_any
-    seen = (finite, trains_any, applies, update.step, update.broken, adapted_loss_scale(optimizer), batch)
+    adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
+    scale = loss_scale(optimizer) if adapts else None
+    seen = (finite, trains_any, applies, update.step, update.broken, scale, batch)
 
     @as_is
     def apply_or_skip(
