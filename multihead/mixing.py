@@ -47,12 +47,12 @@ def mix_datasets(
         ValueError: An argument is out of range, or the inputs differ in structure.
         TypeError: One of the datasets is something else, such as a generator.
     """
-    _check(datasets)
     if weights is not None and temperature is not None:
         raise ValueError(
             "At most one of `weights` and `temperature` may be given. "
             f"Received: weights={weights!r}, temperature={temperature!r}. Omit one."
         )
+    _check(datasets)
     seed = check_whole("seed", seed)
     names = list(datasets)
     lengths = {name: int(dataset.cardinality()) for name, dataset in datasets.items()}
