@@ -153,8 +153,8 @@ def answer(values, seeds=SEEDS, **options):
 
 
 def test_too_few_seeds_are_said():
-    assert "cannot be said without intervals" in answer(ALONE, 1) and "With one seed, no difference" in answer(ALONE, 1)
-    assert "With two seeds, intervals are very wide" in answer(ALONE, 2)
+    assert "cannot be said without intervals" in answer(ALONE, 1) and "With 1 seed, no difference" in answer(ALONE, 1)
+    assert "With 2 seeds, intervals are very wide" in answer(ALONE, 2)
     assert "on the validation data, on which the learning rates were chosen on another seed" in answer(
         ALONE, split="validation"
     )
