@@ -58,7 +58,7 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
     """A point for each variant, a line over those with fixed weights, and an arrow to each at equal cost."""
     known = {point.name: point for point in points}
     for at_equal_cost, style in ((False, "-"), (True, "--")):
-        fixed = [each.means for each in points if each.role == "fixed" and bool(each.base) == at_equal_cost]
+        fixed = [list(each.means) for each in points if each.role == "fixed" and bool(each.base) == at_equal_cost]
         axis.plot(*zip(*sorted(fixed)), color=GREY, lw=1.5, ls=style, alpha=0.6, zorder=1)
     for point in points:
         (x, y), (width, height), of_point = point.means, point.deviations, colours[point.name]

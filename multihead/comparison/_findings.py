@@ -137,8 +137,8 @@ def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
         of_training = [name, f"{found.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
         values.append([*of_training, *(_spread(found.values(name, head)) for head in found.heads)])
         if name != ALONE:
-            against = [interval(*found.difference(name, head)[:3], "+.3g") for head in found.heads]
-            differences.append([name, *against, interval(*found.delta_m(name)[:3], "+.1%")])
+            against = [interval(found.difference(name, head)[:3], "+.3g") for head in found.heads]
+            differences.append([name, *against, interval(found.delta_m(name)[:3], "+.1%")])
     return [
         (
             f"On the {found.split} data: mean ± standard deviation over {count}",
@@ -167,8 +167,8 @@ def findings_of(found: Given) -> list[str]:
     words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
     for variant in joint_of(found):
         each = [(head, found.difference(variant, head)) for head in found.heads]
-        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {interval(*one[:3], '+.3g')}" for head, one in each]
-        delta_m = interval(*found.delta_m(variant)[:3], "+.1%")
+        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {interval(one[:3], '+.3g')}" for head, one in each]
+        delta_m = interval(found.delta_m(variant)[:3], "+.1%")
         words.append(f"{variant!r} against each head alone: {'; '.join(texts)}; delta-m {delta_m}.")
     for variant, costs in found.costs.items():
         update, serve = costs["update"], costs["serve"]
@@ -211,7 +211,7 @@ def answers_of(found: Given, favourite: tuple[str, bool] | None) -> list[str]:
         answer,
         f"The validation data favour {name!r}{there}. On the test data, which had no part in that choice, "
         f"{verdicts[name].count('better')} of {len(found.heads)} heads are better and {verdicts[name].count('worse')} worse "
-        f"than alone, delta-m {interval(*found.delta_m(name)[:3], '+.1%')}.",
+        f"than alone, delta-m {interval(found.delta_m(name)[:3], '+.1%')}.",
     ]
 
 

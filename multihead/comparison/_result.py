@@ -162,7 +162,9 @@ class Comparison:
     def _favoured(self, variants: Sequence[str]) -> tuple[str, bool] | None:
         values = {variant: self._of_heads(variant, VALIDATION) for variant in variants}
         times = {name: cost_of(name, self.updates, self.costs) for name in variants}
-        costs = {name: self.updates[name] if None in times.values() else times[name] for name in variants}
+        costs = {
+            name: self.updates[name] if time is None or None in times.values() else time for name, time in times.items()
+        }
         return favoured(values, self._of_heads(ALONE, VALIDATION), self._signs, costs)
 
     def _of_heads(self, variant: str, part: str | None = None) -> np.ndarray:

@@ -133,10 +133,9 @@ def run(study: Study, job: Job) -> Config:
     """Trains and measures one variant on one seed; returns its line."""
     trainer, parts, digest = start(study, job)
     number, order = study.batches_per_update, list[int]()
-    batches = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), job.updates * number)
-    batches = recorded(batches, max(job.budget * number // _DIGESTS, 1), order)
-    heads = list(trainer.heads)
-    fed = (of_heads(batch, heads) for batch in batches)
+    taken = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), job.updates * number)
+    heads, every = list(trainer.heads), max(job.budget * number // _DIGESTS, 1)
+    fed = (of_heads(batch, heads) for batch in recorded(taken, every, order))
     since, failed = time.perf_counter(), None
     try:
         trainer.fit(fed, steps_per_epoch=job.updates, epochs=1, verbose=0)
@@ -147,7 +146,7 @@ def run(study: Study, job: Job) -> Config:
     seconds = time.perf_counter() - since
     measured = [name for name in parts if name == VALIDATION or (name == TEST and job.kind == FINAL)]
     metrics = {name: {} if failed else _measured(study, trainer, parts[name]) for name in measured}
-    del trainer, parts, batches, fed
+    del trainer, parts, taken, fed
     gc.collect()
     found = {"metrics": metrics, "failed": failed, "start": digest, "order": order, "seconds": round(seconds, 3)}
     return {**job.line, **found}

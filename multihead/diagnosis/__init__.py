@@ -135,7 +135,7 @@ class Diagnosis:
             rows = []
             for i, j in pairs:
                 spreads = [[values[i, j] for values in self.spreads[level]] for level in LEVELS]
-                cells = [interval(mean, low, high, "+.2f") for mean, _, low, high, _ in spreads]
+                cells = [interval((mean, low, high), "+.2f") for mean, _, low, high, _ in spreads]
                 rows.append([f"{self.heads[i]} and {self.heads[j]}", *cells])
             found.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,8 +80,9 @@ def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) ->
         return np.where(mean_square > 0, signal / variance, np.nan), signal > variance / n
 
 
-def interval(mean: float, low: float, high: float, form: str) -> str:
-    """A mean with its interval as text."""
+def interval(found: Sequence[float], form: str) -> str:
+    """A mean with the two ends of its interval, as text."""
+    mean, low, high = found
     if not np.isfinite(mean):
         return "unknown"
     return f"{mean:{form}} ({low:{form}} to {high:{form}})" if np.isfinite(low) else f"{mean:{form}}"
