@@ -68,11 +68,10 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
     rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
     common = {"telemetry": None, **study.options}
     trainer.compile(study.optimizer(rate), **copied(common))
-    with (
-        warnings.catch_warnings()
-    ):  # builds the trainer, checks the data and learns `target_scaling` from one pass over them
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`epochs` must be above `initial_epoch`", UserWarning)
         given = {**arguments(parts[TRAIN], study.batch_size), "steps_per_epoch": 1 if is_endless(parts[TRAIN]) else None}
+        # Without an epoch, `fit` builds the trainer, checks the data and learns `target_scaling` from one pass over them.
         trainer.fit(**given, epochs=0, validation_data=parts[VALIDATION], verbose=0)
     digest = digest_of([np.asarray(weight) for weight in _weights(trainer)])
     for name in heads:
@@ -107,11 +106,8 @@ def built(study: Study, variant: Variant) -> MultiHeadTrainer:
 
 def _count_epochs(study: Study, weighting: Given, part: Dataset) -> None:
     """Lets a weighting that changes at the end of an epoch count the updates of a pass: the `fit` of a run is one epoch."""
-    if (
-        weighting is None
-        or type(weighting).end_epoch is Weighting.end_epoch
-        or getattr(weighting, "updates_per_epoch", None)
-    ):
+    waits = weighting is not None and type(weighting).end_epoch is not Weighting.end_epoch
+    if not waits or getattr(weighting, "updates_per_epoch", None):
         return
     if is_endless(part) or not hasattr(weighting, "updates_per_epoch"):
         raise ValueError(
