@@ -43,9 +43,9 @@ def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
         sentence = "There is nothing to compare: fewer than two heads have an encoder gradient."
         return (Finding(sentence, "nothing to compare"), *findings)
     sentence = (
-        f"No head's gradient is below {_FLOOR:.0%} of the largest, and no heads conflict of which that can be told: those "
-        "that have learned something and are not done. Here the plain sum is enough: `NormFloor()` would act only if a "
-        "gradient falls below that later."
+        f"No head's gradient is below {_FLOOR:.0%} of the largest, and no conflict shows, as it can between heads that have "
+        "learned something and are not done. Here the plain sum is enough: `NormFloor()` would act only if a gradient "
+        "falls below that later."
     )
     return (Finding(sentence, "healthy", found.heads), *findings)
 
@@ -270,7 +270,7 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             where = ", ".join(f"{name!r} (cosine {found.layer_cosines[name].mean[i, j]:.2f})" for name in layers)
             sentence = (
                 f"{one!r} and {other!r} conflict in the layer {where} only; over all layers their cosine is {cosine:.2f}. "
-                "Move a copy of it from the encoder into both heads, and leave the rest shared."
+                "Move a copy of that layer from the encoder into both heads, and leave the rest shared."
             )
             yield Finding(sentence, "conflict in one layer", [one, other])
     if untold:
