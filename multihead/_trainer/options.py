@@ -136,7 +136,6 @@ class CompileOptions:
     encoder_learning_rate_multiplier: Rate
     encoder_weight_decay_multiplier: Rate
     telemetry: str | None
-    layers_every: int
     on_nonfinite: str
     max_skipped_updates: int | None
     check_labels: bool
@@ -168,7 +167,7 @@ class CompileOptions:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
         if not isinstance(self.check_labels, bool):
             raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
-        whole = ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
+        whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
         changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
         changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
@@ -242,7 +241,6 @@ def check_compile(
     table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
         ("balance_at", "representation", "`balancer`", checked.balancer is not None),
         ("balance_every", 1, "`balancer`", checked.balancer is not None),
-        ("layers_every", 100, '`telemetry="full"`', checked.telemetry == "full"),
     ]
     for name, default, needed, is_there in table:
         if (value := getattr(checked, name)) != default and not is_there:
