@@ -152,7 +152,7 @@ class _Steps:
         ((_, settings),) = self._each(probe, [(first, metrics)])
         self._lines.begin(settings)
         self._metrics, updates = settings["metrics"], settings["updates"]
-        first = replace(first, seed=study.tuning_seeds[0], updates=updates, budget=updates)
+        first = replace(first, seed=study.tuning_seeds[0], updates=updates)
         alone, rates = [replace(first, head=head) for head in self._metrics], dict.fromkeys(self._metrics, first.rate)
         joint = [
             replace(first, variant=variant, head_rates=rates if variant.as_alone else {})

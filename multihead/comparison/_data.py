@@ -114,11 +114,11 @@ def _of_arrays(part: Dataset, batch_size: int, generator: np.random.Generator) -
         yield tf.nest.pack_sequence_as(part, leaves)
 
 
-def recorded(batches: Iterable[Nested], every: int, digests: list[int]) -> Iterator[Nested]:
-    """The same batches; after some, a digest of all batches so far is added to `digests`."""
+def recorded(batches: Iterable[Nested], digests: list[int]) -> Iterator[Nested]:
+    """The same batches; after 1, 2, 4, 8 ... of them, a digest of all batches so far is added to `digests`."""
     digest = 0
     for count, batch in enumerate(batches, start=1):
         digest = digest_of(batch, digest)
-        if count % every == 0:
+        if count & (count - 1) == 0:
             digests.append(digest)
         yield batch

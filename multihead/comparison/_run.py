@@ -39,7 +39,7 @@ ROUNDS = 11
 """How often the models are timed in turns, so that a change of the machine's speed affects all."""
 LEAST_SECONDS, LEAST_STEPS = 0.05, 3
 """The least time of a model's part of a round, and the least number of its updates and of its predictions."""
-_TIMED_BATCHES, _DIGESTS = 8, 8
+_TIMED_BATCHES = 8
 
 
 def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset], int]:
@@ -128,10 +128,9 @@ def _weights(trainer: MultiHeadTrainer) -> list[Variable]:
 def run(study: Study, job: Job) -> Config:
     """Trains and measures one variant on one seed; returns its line."""
     trainer, parts, digest = start(study, job)
-    number, order = study.batches_per_update, list[int]()
-    taken = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), job.updates * number)
-    heads, every = list(trainer.heads), max(job.budget * number // _DIGESTS, 1)
-    fed = (of_heads(batch, heads) for batch in recorded(taken, every, order))
+    heads, order, number = list(trainer.heads), list[int](), job.updates * study.batches_per_update
+    taken = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), number)
+    fed = (of_heads(batch, heads) for batch in recorded(taken, order))
     since, failed = time.perf_counter(), None
     try:
         trainer.fit(fed, steps_per_epoch=job.updates, epochs=1, verbose=0)

@@ -83,7 +83,6 @@ class Job:
 
     Attributes:
         head: The head of a single-task model; empty for a variant with all heads.
-        budget: The number of updates without equal cost, by which places in the order of the data are marked.
         head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
     """
 
@@ -94,7 +93,6 @@ class Job:
     rate: float
     updates: int = 1
     at_equal_cost: bool = False
-    budget: int = 1
     head_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -159,10 +159,7 @@ class Diagnosis:
         return figure
 
     def to_dict(self) -> Config:
-        """All measurements, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
-
-        Non-finite numbers are None.
-        """
+        """All measurements, findings and the suggestion, as JSON takes them; non-finite numbers are None."""
         measured = {**vars(self), "shares": self.shares, "cosines": self.cosines, "conflicts": self.conflicts}
         plain = {name: as_json(value) for name, value in measured.items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
