@@ -84,7 +84,7 @@ def _label(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) -> N
         axis.annotate(
             point.name, point.means, xytext=(1.03, place), textcoords="axes fraction", va="center", fontsize=9,
             color=colours[point.name], annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[point.name], "lw": 0.4, "alpha": 0.6, "shrinkB": 4},
+            arrowprops={"arrowstyle": "-", "color": colours[point.name], "lw": 0.4, "relpos": (0, 0.5), "shrinkB": 4},
         )  # fmt: skip
 
 
