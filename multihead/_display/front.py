@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multihead._display.drawing import DASHES, GREY, colour, label_ends, new_figure, open_axis, spread, title
+from multihead._display.drawing import DASHES, GREY, colour, new_figure, open_axis, title
 from multihead._ground.types import Axis, Figure
 
 _MARKERS = {"alone": "*", "fixed": "o", "rule": "D"}
@@ -47,7 +47,7 @@ def draw_front(
             way = "lower" if directions[head] == "min" else "higher"
             of_axis.set_label_text(f"{names[head]} ({way} is better, and further out)", color=GREY)
             of_axis.set_inverted(way == "lower")
-        _label(axis, points, colours)
+        _label(axis, {point.name: point.means for point in points}, colours)
     else:
         _parallel(axis, points, list(names.values()), colours)
         title(axis, "What each head gains and pays", f"change against each head alone; {detail}; dashed: at equal cost")
@@ -75,22 +75,24 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
     open_axis(axis)
 
 
-def _label(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) -> None:
-    """Names at the right edge, apart from each other and as high as their points if possible, with lines to the points."""
+def _label(axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
+    """Names at the right edge, apart from each other, in the order of their points' heights, with lines to the points."""
     axis.figure.draw_without_rendering()
-    heights = (axis.transData + axis.transAxes.inverted()).transform([point.means for point in points])[:, 1]
-    apart = 1.3 * 9 * axis.figure.dpi / 72 / axis.get_window_extent().height
-    for place, point in zip(spread(heights, apart), points):
+    heights = (axis.transData + axis.transAxes.inverted()).transform(list(ends.values()))[:, 1]
+    order, apart = np.argsort(heights), 1.3 * 9 * axis.figure.dpi / 72 / axis.get_window_extent().height
+    shifts = np.maximum.accumulate(heights[order] - apart * np.arange(len(order)))
+    shifts = np.clip(shifts, 0, 1 - apart * (len(order) - 1))
+    for rank, name in enumerate(np.array(list(ends))[order]):
         axis.annotate(
-            point.name, point.means, xytext=(1.03, place), textcoords="axes fraction", va="center", fontsize=9,
-            color=colours[point.name], annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[point.name], "lw": 0.4, "relpos": (0, 0.5), "shrinkB": 4},
+            name, ends[name], xytext=(1.03, shifts[rank] + apart * rank), textcoords="axes fraction", va="center",
+            fontsize=9, color=colours[name], annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colours[name], "lw": 0.4, "relpos": (0, 0.5), "shrinkB": 4},
         )  # fmt: skip
 
 
 def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
     """A line for each variant over the heads: its relative change against alone, above 0 is better."""
-    ends, places = [], np.arange(len(names))
+    ends, places = {}, np.arange(len(names))
     for point in points:
         changes = np.asarray(point.changes, float)
         known = np.isfinite(changes)
@@ -98,11 +100,11 @@ def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours
             continue
         look = {"color": colours[point.name], "ls": DASHES[bool(point.base)], "marker": _MARKERS[point.role]}
         axis.plot(places[known], changes[known], **look, lw=2, ms=5)
-        ends.append((float(changes[known][-1]), point.name, colours[point.name]))
+        ends[point.name] = places[known][-1], changes[known][-1]
     long = sum(map(len, names)) > 12 * len(names)
     axis.set_xticks(places, names, rotation=30 if long else 0, ha="right" if long else "center")
     axis.yaxis.set_major_formatter("{x:+.1%}")
     axis.margins(x=0.02)
     axis.grid(axis="x", color="#dddddd")
     open_axis(axis)
-    label_ends(axis, ends, size=9)
+    _label(axis, ends, colours)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads._named import NamedHead
+from multihead.heads._value import why_not_scaled
 from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, with_columns, with_inner
 
 _QUANTILES = np.linspace(0.025, 0.975, 39)
@@ -65,7 +66,8 @@ def constant_predictions(
         else:
             constants = [1 / (1 + np.exp(-each)) for each in logits]
     columns = aligned(targets, shape, over).shape[-1]
-    is_scalable = bool(np.isfinite(mean)) and head.why_not_scaled() is None and columns == shape[-1]
+    is_scalable = bool(np.isfinite(mean)) and columns == shape[-1]
+    is_scalable &= why_not_scaled(head.loss, head.label_spec.class_weight) is None
     return min(_losses(head, spec, present, constants), default=np.nan), mean, deviation, is_scalable
 
 
