@@ -21,9 +21,8 @@ from multihead._update.representation import DetachedRepresentation, call_encode
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._constant import constant_predictions
-from multihead.diagnosis._findings import find
+from multihead.diagnosis._findings import find, suggest
 from multihead.diagnosis._statistics import cosines_of, root_mean_squares, signal_of
-from multihead.diagnosis._suggestion import suggest
 from multihead.losses._known import with_columns
 
 _LEARNED, _ALMOST_ALL = 0.05, 0.95
