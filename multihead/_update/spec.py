@@ -54,7 +54,6 @@ class UpdateSpec:
     periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
     # The positions of pairs of heads whose gradients can be compared where they are combined
     pairs: tuple[tuple[int, int], ...]
-    layers_every: int = 0  # the heads' gradients are measured by layer in every so many updates; 0 in none
     of_measured: tuple[Predictions, ...] = ()  # the same of each head that is only measured
     plan: Plan = Plan()  # what the step relies on
 
@@ -85,11 +84,6 @@ class UpdateSpec:
         """The number of the period that a step belongs to."""
         return max(i for i, rates in enumerate(self.periods) if rates.start <= step)
 
-    def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
-        """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
-        measures = self.layers_every and self.network.trained(self.network.encoder_tensors)
-        return tf.equal((step + 1) % self.layers_every, 0) if measures else None
-
     @property
     def groups(self) -> list[tuple[list[int], list[tf.Variable]]]:
         """The variables that must not change while their heads are idle, with their optimizer slots, grouped by these heads.
@@ -117,6 +111,6 @@ class UpdateSpec:
         """The variables that computing an update may change, and that are restored if the update is skipped."""
         of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
         heads = (*self.network.heads, *self.network.measured)
-        metrics = [metric for head in heads for metric in (*(head.metrics or []), *head.counters)]
+        metrics = [metric for head in heads for metric in head.metrics or []]
         of_metrics = [variable for metric in metrics for variable in metric.variables]
         return [*(tensor_variable(variable) for variable in (*of_methods, *of_metrics)), *self.network.state]

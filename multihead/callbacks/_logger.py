@@ -8,7 +8,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,32 +41,28 @@ class PerUpdate(keras.callbacks.Callback):
         self._seen = 0  # updates, skipped ones included
         self._step = 0
         self._calls = 0  # of the step function since the statistics were last read
-        self._layers: list[str] = []  # the encoder's layers, by their names when the run began
 
     def _begin(self, place: int | None) -> None:
         """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
+        metrics = self.model.log_metrics
+        self._is_begun, self._step, self._calls = True, self.model.num_updates, 0
+        self._seen = 0 if metrics is None else int(metrics.recorded)
 
     def _write(self, line: Config) -> None:
         """Writes `step`, `epoch` and the statistics of an update or, without `applied`, of a validation."""
         raise NotImplementedError
 
     def get_run_state(self) -> Config:
-        """Called by `Checkpoint`: the names of layers; all updates until now are written."""
+        """Called by `Checkpoint`: all updates until now are written."""
         if not self._is_begun:
             return {}
         self._read()
-        return {"layers": self._layers}
+        return {"step": self._step}
 
     def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
         if state:
-            self._start(state["layers"], state.get("place"))
-
-    def _start(self, layers: list[str], place: int | None = None) -> None:
-        metrics = self.model.log_metrics
-        self._seen = 0 if metrics is None else metrics.num_recorded
-        self._is_begun, self._step, self._calls, self._layers = True, self.model.num_updates, 0, layers
-        self._begin(place)
+            self._begin(state.get("place"))
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -89,7 +85,7 @@ class PerUpdate(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:  # now callbacks that load weights have done so
-            self._start([])
+            self._begin(None)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -109,14 +105,10 @@ class PerUpdate(keras.callbacks.Callback):
 
     def _read(self) -> None:
         metrics, end = self.model.log_metrics, self.model.num_updates
-        recorded = metrics.num_recorded
+        recorded = int(metrics.recorded)
         lines = metrics.latest(recorded - self._seen)
         step = end - sum(line["applied"] for line in lines)
         for line in lines:
-            if "layers" in line:  # with the names of when the run began: Keras's own count the layers of a process
-                if len(self._layers) != len(line["layers"]):
-                    self._layers = list(line["layers"])
-                line["layers"] = dict(zip(self._layers, line["layers"].values()))
             if (step + 1) % self.every == 0:
                 self._write({"step": step + 1, "epoch": self._epoch, **line})
             step += line["applied"]
@@ -128,8 +120,7 @@ class UpdateLogger(PerUpdate):
 
     A line has `step`, the number of updates applied so far, including this one; `epoch`; `applied`; and the statistics of
     `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the norm of
-    an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same statistics in each
-    layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
+    an idle head. An update that was skipped has `"applied": false` and the step that it would have reached. After
     each epoch with validation, a line with the `val_...` metrics follows.
 
     Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
@@ -159,31 +150,26 @@ class UpdateLogger(PerUpdate):
         self._writes = False
 
     def _begin(self, place: int | None) -> None:
+        super()._begin(place)
         self._writes = is_chief(self.model)
         if not self._writes:
             return
-        if place is not None and self.path.is_file() and self.path.stat().st_size >= place:
-            with _writing(self.path), open(self.path, "r+b") as file:
-                file.truncate(place)
-            return
-        if place is not None:
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if place is not None and size < place:
             warnings.warn(
                 f"The ledger of a resumed run must hold the lines before its checkpoint. Received: {self.path}, of fewer "
                 f"than {place} bytes. Lines are missing: put the file back, or read what there is of it.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if self.path.is_dir():
-            raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
-        lines: list[Config] = []
         with _writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():  # without the lines of later updates
+            if place is not None and size >= place:
+                os.truncate(self.path, place)
+            elif self.path.exists():  # without the lines of later updates
                 lines = [line for line in read_ledger(self.path) if line["step"] <= self._step and self._step > 0]
                 replace_text(self.path, "".join(map(_as_text, lines)))
             self.path.touch()
-        if self.model.log_metrics is not None:
-            self.model.log_metrics.restore_averages([line for line in lines if "applied" in line], self.every)
 
     def get_run_state(self) -> Config:
         """Called by `Checkpoint`: with the length of the file, which is on the disk."""
@@ -214,15 +200,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _as_text(line: Config) -> str:
     """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
-
-    def plain(value: Given) -> Given:
-        if isinstance(value, Mapping):
-            return {name: plain(each) for name, each in value.items()}
-        if isinstance(value, float):
-            return float(str(np.float32(value))) if math.isfinite(value) else None
-        return value
-
-    return json.dumps(plain(line), ensure_ascii=False) + "\n"
+    known = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}
+    short = {name: float(str(np.float32(value))) if isinstance(value, float) else value for name, value in known.items()}
+    return json.dumps(short, ensure_ascii=False) + "\n"
 
 
 class HeadTensorBoard(PerUpdate):
@@ -247,6 +227,7 @@ class HeadTensorBoard(PerUpdate):
         self._writer: Given = None
 
     def _begin(self, place: int | None) -> None:
+        super()._begin(place)
         if is_chief(self.model):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
@@ -257,17 +238,13 @@ class HeadTensorBoard(PerUpdate):
             for name, value in line.items():
                 if isinstance(value, float):
                     _add_to_board(self._tag(name), tf.constant(value, tf.float32), "scalars")
-            for layer, statistics in line.get("layers", {}).items():
-                for name, value in statistics.items():
-                    if value is not None:
-                        _add_to_board(f"layers/{layer}/{name}", tf.constant(value, tf.float32), "scalars")
         self._writer.flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         super().on_epoch_end(epoch, logs)
         names, values = cosine_matrix(logs or {}, list(self.model.heads))
-        if self._writer is None or not names or optional("matplotlib") is None:
+        if self._writer is None or not np.isfinite(values).any() or optional("matplotlib") is None:
             return
         size = 2.2 + 0.7 * len(names)
         figure, axes = new_figure("The heat map", 1, 1, (size, size))
