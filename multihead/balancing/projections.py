@@ -55,8 +55,8 @@ class UPGrad(PreferenceBalancer):
         def projected() -> tf.Tensor:
             return dual_cone(rows).inside(tf.linalg.matvec(projections(rows), sizes, transpose_a=True))
 
-        # Without conflict, rounding does not matter: the error of a product with the sum is at most `noise sum_k sizes_k`, and
-        # the norm of the sum at least the root of `sum_k sizes_k^2`.
+        # Without conflict, rounding does not matter: the error of a product with the sum is at most `noise sum_k sizes_k`,
+        # and the norm of the sum is at least the root of `sum_k sizes_k^2`.
         conflict = tf.reduce_any(rows.cosines < -rows.noise)
         return rows.coefficients(tf.cond(conflict, projected, lambda: tf.identity(sizes)))
 
