@@ -227,7 +227,7 @@ def test_errors_of_a_graph_and_marks_that_are_not_padding():
     trainer.compile("sgd", run_eagerly=True)
     marked = MultiHeadTrainer(ENCODERS["gru"]())
     marked.add_head("reply", DECODERS["plain"](), "sparse_categorical_crossentropy", teacher_forcing=True, ignore_label=-100)
-    marked.compile("sgd", run_eagerly=True)
+    marked.compile("sgd")
     WAYS["arrays"](marked, np.array([[4, 5, 3, -100], [3, -100, -100, -100]]))
     with pytest.raises(ValueError, match="padding at the end of each row only"):
         WAYS["arrays"](marked, np.array([[-100, 4, 5, 3], [3, -100, -100, -100]]))
