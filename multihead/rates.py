@@ -32,7 +32,7 @@ from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
 from multihead._ground.types import Config, Layer, Tensor, Variable
-from multihead._ground.validation import as_python, check_between, check_found, is_number
+from multihead._ground.validation import as_python, check_between, did_you_mean, is_number, quoted
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
@@ -49,10 +49,6 @@ class AbstractRate(ABC):
     @abstractmethod
     def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
         """One factor for each of some variables of a module, which is the encoder or a head's."""
-
-    @abstractmethod
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
 
     @classmethod
     def from_config(cls, config: Config) -> AbstractRate:
@@ -149,7 +145,15 @@ class ByPath(AbstractRate):
         own = [paths.get(id(tensor_variable(each)), variable_name(each)) for each in variables]
         if callable(self._factors):
             return [check_factor(f"factors({path!r})", self._factors(path)) for path in own]
-        check_found("factors", self._factors, list(dict.fromkeys([*own, *paths.values()])))
+        known = list(dict.fromkeys([*own, *paths.values()]))
+        absent = [pattern for pattern in self._factors if not any(re.search(pattern, path) for path in known)]
+        if absent:
+            parts = [*(part for path in known for part in path.split("/")), *known]
+            raise ValueError(
+                "`factors` must have regular expressions that are found in the path of a variable. Received: "
+                f"{quoted(absent)}; the paths are {quoted(known, most=20)}. "
+                f"{did_you_mean(absent, parts, 'Correct it, or leave it out.')}"
+            )
         found = [[factor for pattern, factor in self._factors.items() if re.search(pattern, path)] for path in own]
         return [check_factor("factors", each[0]) if each else 1.0 for each in found]
 
@@ -194,8 +198,10 @@ class Stages:
                 "`stages` must have whole numbers as keys, from 0 on and increasing. "
                 f"Received: {list(stages)}. Pass, for example, {{0: 0, 1000: 0.1}}."
             )
-        factors = zip(steps, stages.values())
-        self.stages = {step: check_rate(f"stages[{step}]", each, with_stages=False) for step, each in factors}
+        self.stages = {
+            step: factors if isinstance(factors, AbstractRate) else check_factor(f"stages[{step}]", factors)
+            for step, factors in zip(steps, stages.values())
+        }
 
     def at(self, step: int) -> Rate:
         """The factors at a step."""
@@ -211,10 +217,9 @@ class Stages:
         return cls({step: keras.saving.deserialize_keras_object(each) for step, each in config["stages"].items()})
 
 
-def check_rate(argument: str, rate: object, *, with_stages: bool = True) -> Rate:
+def check_rate(argument: str, rate: object) -> Rate:
     """Returns the factors of a part; raises as `check_factor` if they have none of the forms of this module's docstring."""
-    forms = (Stages, AbstractRate) if with_stages else AbstractRate
-    return rate if isinstance(rate, forms) else check_factor(argument, rate)
+    return rate if isinstance(rate, (Stages, AbstractRate)) else check_factor(argument, rate)
 
 
 def check_factor(argument: str, factor: object) -> Factor:
@@ -231,29 +236,30 @@ def check_factor(argument: str, factor: object) -> Factor:
     )
 
 
-def factor_at(factor: Factor, step: tf.Tensor) -> Tensor:
-    """A factor at a step: a Python number if it is one, otherwise a float32 scalar."""
-    if not callable(factor):
-        return factor
-    value = tf.cast(tf.convert_to_tensor(call_users(factor, step)), tf.float32)
-    if value.shape.rank != 0:
-        raise ValueError(
-            f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. Return "
-            "a number or a scalar tensor."
-        )
-    message = "A function of a learning rate or weight decay must return a finite number of at least 0 at every step"
-    with tf.control_dependencies([tf.debugging.assert_non_negative(value, message=message)]):
-        return tf.identity(value)
+def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
+    """Factors at a step: numbers, and float32 scalars for those that are functions of it, each of which is called once."""
+    known: dict[Factor, tf.Tensor] = {}
+    for factor in dict.fromkeys(factor for factor in factors if callable(factor)):
+        value = tf.cast(tf.convert_to_tensor(call_users(factor, step)), tf.float32)
+        if value.shape.rank != 0:
+            raise ValueError(
+                f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. "
+                "Return a number or a scalar tensor."
+            )
+        message = "A function of a learning rate or weight decay must return a finite number of at least 0 at every step"
+        with tf.control_dependencies([tf.debugging.assert_non_negative(value, message=message)]):
+            known[factor] = tf.identity(value)
+    return [known.get(factor, factor) for factor in factors]
 
 
 def largest(factors: Sequence[Factor]) -> Factor:
-    """The largest of several factors of one variable."""
+    """The largest of several factors of one variable; 0 for none."""
+    if len(factors) == 1:
+        return factors[0]
     constant = max((factor for factor in factors if not callable(factor)), default=0.0)
     changing = [factor for factor in factors if callable(factor)]
     if not changing:
         return constant
-    if len(factors) == 1:
-        return changing[0]
     return lambda step: tf.reduce_max(
         tf.stack([constant, *(tf.cast(call_users(each, step), tf.float32) for each in changing)])
     )
@@ -276,20 +282,10 @@ class Rates(NamedTuple):
         """The positions of frozen variables: those whose factor is the number 0."""
         return frozenset(i for i, factor in enumerate(self.steps) if factor == 0)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every factor is the number 1."""
-        return all(factor == 1 for factor in (*self.steps, *self.decays))
-
-    @property
-    def may_change(self) -> bool:
-        """Whether a factor is a function of the step."""
-        return any(callable(factor) for factor in self.steps)
-
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """`[1 + num_heads]`: the largest factor of the encoder's variables, and of each head's own; 0 without any."""
-        values = [largest([self.steps[i] for i in positions]) for positions in self.positions]
-        return tf.stack([tf.cast(factor_at(value, step), tf.float32) for value in values])
+        values = values_at([largest([self.steps[i] for i in positions]) for positions in self.positions], step)
+        return tf.stack([tf.cast(value, tf.float32) for value in values])
 
 
 def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[Rates, ...]:
@@ -320,23 +316,18 @@ def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[R
 def _of_variables(network: Any, rates: Sequence[Rate], step: int) -> tuple[Factor, ...]:
     """The factor of each variable in the period of a step, from the rates of the encoder and of the heads."""
     variables = network.variables
-
-    def found(rate: Rate, module: Layer, of_module: Sequence[Variable]) -> list[Factor]:
-        rate = rate.at(step) if isinstance(rate, Stages) else rate
-        return rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module)
-
-    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
-    for head, rate, positions in zip(network.heads, rates[1:], network.own):
+    parts = [(network.encoder, list(range(len(variables.encoder))), variables.encoder)]
+    for head, positions in zip(network.heads, network.own):
         # Its loss may read variables of other modules, too.
         own = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
         positions = [i for i in positions if id(tensor_variable(variables.heads[i])) in own]
-        for i, factor in zip(positions, found(rate, head.module, [variables.heads[i] for i in positions])):
+        parts.append((head.module, positions, [variables.heads[i] for i in positions]))
+    found: list[list[Factor]] = []
+    for (module, _, of_module), rate in zip(parts, rates):
+        rate = rate.at(step) if isinstance(rate, Stages) else rate
+        found.append(rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module))
+    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
+    for (_, positions, _), factors in zip(parts[1:], found[1:]):
+        for i, factor in zip(positions, factors):
             of_heads[i].append(factor)
-    of_encoder = found(rates[0], network.encoder, variables.encoder)
-    return (*of_encoder, *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
-
-
-def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
-    """Factors at a step: numbers, and scalars for those that are functions of it, each of which is called once."""
-    known = {factor: factor_at(factor, step) for factor in factors if callable(factor)}
-    return [known[factor] if callable(factor) else factor for factor in factors]
+    return (*found[0], *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))

@@ -8,7 +8,7 @@ forward and backward pass are not computed, and it does not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,12 +18,10 @@ from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.random import uniform
 from multihead._ground.tensors import where
 from multihead._ground.types import Config
-from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
+from multihead._ground.validation import check_between, check_head_names, check_positive, check_positive_whole, check_whole
 from multihead._method import Method, Observation
 
 __all__ = ["Schedule", "Alternate", "Sample", "Together", "WhileConflicting"]
-
-Number = TypeVar("Number", int, float)
 
 
 class Schedule(Method):
@@ -83,8 +81,25 @@ class Together(Schedule):
         return tf.ones([self.num_heads], tf.bool)
 
 
+class _ByTurns(Schedule):
+    """Has a number of turns for each head."""
+
+    def __init__(self, turns: Mapping[str, float], check: Callable[[str, object], float]) -> None:
+        super().__init__()
+        if not isinstance(turns, Mapping) or not turns:
+            raise ValueError(
+                "`turns` must be a mapping from head names to numbers of updates. "
+                f"Received: turns={turns!r}. Pass, for example, {{'price': 1, 'reply': 9}}."
+            )
+        self.turns: dict[str, Any] = {str(name): check(f"turns[{name!r}]", count) for name, count in turns.items()}
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        check_head_names("turns", self.turns, head_names, complete=True)
+
+
 @keras.saving.register_keras_serializable(package="multihead")
-class Alternate(Schedule):
+class Alternate(_ByTurns):
     """Heads alternate: each trains for its number of updates, in the given order, repeatedly.
 
     With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at step `s` if
@@ -105,24 +120,18 @@ class Alternate(Schedule):
     """
 
     def __init__(self, turns: Mapping[str, int]) -> None:
-        super().__init__()
-        self.turns = _checked_turns(turns, check_positive_whole)
-
-    def bind(self, head_names: Sequence[str]) -> None:
-        super().bind(head_names)
-        check_head_names("turns", self.turns, head_names, complete=True)
-        ends = dict(zip(self.turns, np.cumsum(list(self.turns.values()))))
-        self._ends = [int(ends[name]) for name in head_names]
-        self._starts = [int(ends[name] - self.turns[name]) for name in head_names]
+        super().__init__(turns, check_positive_whole)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
+        ends = dict(zip(self.turns, np.cumsum(list(self.turns.values()))))
+        last = tf.constant([int(ends[name]) for name in self.head_names or ()], tf.int64)
+        first = last - tf.constant([int(self.turns[name]) for name in self.head_names or ()], tf.int64)
         position = tf.cast(step, tf.int64) % sum(self.turns.values())
-        starts, ends = (tf.constant(list(bounds), tf.int64) for bounds in (self._starts, self._ends))
-        return tf.logical_and(starts <= position, position < ends)
+        return tf.logical_and(first <= position, position < last)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Sample(Schedule):
+class Sample(_ByTurns):
     """One head trains at each step, sampled at random.
 
     With turns `t_1 .. t_K`, head `k` is sampled with probability `t_k / sum_j t_j`. The sample is a function of
@@ -145,18 +154,12 @@ class Sample(Schedule):
     """
 
     def __init__(self, turns: Mapping[str, float], *, seed: int = 0) -> None:
-        super().__init__()
-        self.turns = _checked_turns(turns, check_positive)
+        super().__init__(turns, check_positive)
         self.seed = check_whole("seed", seed)
 
-    def bind(self, head_names: Sequence[str]) -> None:
-        super().bind(head_names)
-        check_head_names("turns", self.turns, head_names, complete=True)
-        self._log_turns = [float(np.log(self.turns[name])) for name in head_names]
-
     def active(self, step: tf.Tensor) -> tf.Tensor:
-        shares = tf.nn.softmax(tf.constant(list(self._log_turns), tf.float32))
-        below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, step)
+        turns = tf.constant([float(np.log(self.turns[name])) for name in self.head_names or ()], tf.float32)
+        below = tf.cumsum(tf.nn.softmax(turns))[:-1] <= uniform([1], self.seed, step)
         return tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
 
 
@@ -186,21 +189,10 @@ class WhileConflicting(Schedule):
         self, threshold: float = 0.0, *, momentum: float = 0.9, probe_every: int = 10, turns: Mapping[str, int] | None = None
     ) -> None:
         super().__init__()
-        if not is_number(threshold) or not -1 <= threshold <= 1:
-            raise ValueError(
-                f"`threshold` must be a cosine, from -1 to 1. Received: threshold={threshold!r}. Pass, for example, 0."
-            )
-        if not is_number(momentum) or not 0 <= momentum < 1:
-            raise ValueError(
-                f"`momentum` must be at least 0 and below 1. Received: momentum={momentum!r}. Pass, for example, 0.9."
-            )
-        if check_positive_whole("probe_every", probe_every) < 2:
-            raise ValueError(
-                "`probe_every` must be at least 2, otherwise the heads never alternate. "
-                f"Received: probe_every={probe_every!r}. Pass, for example, 10."
-            )
-        self.threshold, self.momentum, self.probe_every = float(threshold), float(momentum), int(probe_every)
-        self._turns = None if turns is None else Alternate(turns)
+        self.threshold = check_between("threshold", threshold, -1, 1)
+        self.momentum = check_between("momentum", momentum, 0, 1, with_high=False)
+        self.probe_every = check_whole("probe_every", probe_every, least=2)  # otherwise the heads never alternate
+        self.turns = None if turns is None else Alternate(turns).turns
 
     def create_state(self, num_heads: int) -> None:
         self.mean_cosine = self.add_state("mean_cosine", ())
@@ -209,7 +201,7 @@ class WhileConflicting(Schedule):
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
         # Untracked: Keras 3 lets no built layer have another one, but a second `compile` binds again.
-        self._apart = Untracked(self._turns or Alternate(dict.fromkeys(head_names, 1)))
+        self._apart = Untracked(Alternate(self.turns or dict.fromkeys(head_names, 1)))
         self._apart.value.bind(head_names)
 
     def average_cosine(self) -> tf.Tensor:
@@ -234,17 +226,3 @@ class WhileConflicting(Schedule):
         blended = self.momentum * mean + (1 - self.momentum) * tf.reduce_min(cosines)
         mean.assign(where(seen, blended, mean))
         observations.assign_add(tf.cast(seen, tf.int64))
-
-    def get_config(self) -> Config:
-        turns = None if self._turns is None else dict(self._turns.turns)
-        return {**super().get_config(), "turns": turns}
-
-
-def _checked_turns(turns: object, check: Callable[[str, object], Number]) -> dict[str, Number]:
-    """Turns by head name; raises `ValueError` if they are no mapping, or one fails the check."""
-    if not isinstance(turns, Mapping) or not turns:
-        raise ValueError(
-            "`turns` must be a mapping from head names to numbers of updates. "
-            f"Received: turns={turns!r}. Pass, for example, {{'price': 1, 'reply': 9}}."
-        )
-    return {str(name): check(f"turns[{name!r}]", count) for name, count in turns.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import keras
@@ -16,7 +15,6 @@ from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data
 from multihead._data.windows import in_windows
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica, validates_during_fit
-from multihead._ground.random import RandomStream
 from multihead._ground.types import Config, Dataset, Given, Nested
 from multihead._ground.validation import is_number
 
@@ -75,18 +73,6 @@ class Call(NamedTuple):
         if self.validation is not None:
             arguments["validation_data"] = self.validation[:3] if self.validation.is_arrays else self.validation.x
         return arguments
-
-    def drawing_from(self, stream: RandomStream) -> Call:
-        """The call whose batches draw global random numbers from a stream, if Python makes them."""
-
-        def drawing(data: Data) -> Data:
-            batches = data.batches
-            over = None if batches is None else lambda shuffle: stream.over(partial(batches, shuffle))
-            return data._replace(batches=over)
-
-        return self._replace(
-            data=drawing(self.data), validation=None if self.validation is None else drawing(self.validation)
-        )
 
     def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
         """The call with batches that come in the same order in each process, each made when it is needed."""

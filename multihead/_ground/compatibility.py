@@ -8,43 +8,30 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from importlib import metadata
 
-OLDEST_TENSORFLOW = (2, 15, 1)
-"""The last TensorFlow that supports TensorFlow Addons, in its last patch release; older versions are not tested."""
-
-OLDEST_KERAS_3_TENSORFLOW = (2, 16)
-"""From this version on, TensorFlow uses Keras 3."""
-
-KERAS_2 = (2, 15)
-"""The Keras version of TensorFlow 2.15; only with this version are `tf.keras` and `keras` the same."""
-
-OLDEST_KERAS_3 = (3, 12)
-"""The newest Keras for Python 3.10, and so the oldest that is tested."""
-
+OLDEST_TENSORFLOW = (2, 15, 1)  # the last that supports Addons, in its last patch release; older ones are not tested
+OLDEST_KERAS_3_TENSORFLOW = (2, 16)  # from this version on, TensorFlow uses Keras 3
+KERAS_2 = (2, 15)  # the Keras of TensorFlow 2.15; only with this version are `tf.keras` and `keras` the same
+OLDEST_KERAS_3 = (3, 12)  # the newest Keras for Python 3.10, and so the oldest that is tested
 _INSTALL = "`pip install --upgrade tensorflow`"
 
 
 def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | None:
-    """One sentence with the rule, the installed versions and the fix if a combination is not supported; otherwise None.
-
-    Args:
-        tensorflow: Version of the installed TensorFlow, or None if it is not installed.
-        keras: Version of the installed Keras, or None if it is not installed.
-        backend: Name of the Keras 3 backend.
-    """
+    """The rule, the installed versions and the fix if a combination is not supported, in one sentence; otherwise None."""
     if tensorflow is None:
         return f"multihead needs TensorFlow, which is not installed: run {_INSTALL}."
-    if not usable_tensorflow(tensorflow):
+    if numbers(tensorflow) < OLDEST_TENSORFLOW:
         oldest = ".".join(map(str, OLDEST_TENSORFLOW))
         return f"multihead needs TensorFlow {oldest} or newer, but TensorFlow {tensorflow} is installed: run {_INSTALL}."
     if keras is None:
         return f"multihead on TensorFlow {tensorflow} needs Keras, which is not installed: run {_INSTALL}."
-    if _numbers(tensorflow) < OLDEST_KERAS_3_TENSORFLOW:
-        has_keras_2 = _numbers(keras)[:2] == KERAS_2
+    if numbers(tensorflow) < OLDEST_KERAS_3_TENSORFLOW:
+        has_keras_2 = numbers(keras)[:2] == KERAS_2
         rule = f"TensorFlow {tensorflow} needs Keras 2.15, but Keras {keras} is installed"
         return None if has_keras_2 else f"{rule}: run `pip install 'keras==2.15.*'`."
-    if _numbers(keras) < OLDEST_KERAS_3:
+    if numbers(keras) < OLDEST_KERAS_3:
         return (
             f"multihead on TensorFlow {tensorflow} needs Keras {'.'.join(map(str, OLDEST_KERAS_3))} or newer, "
             f"but Keras {keras} is installed: run `pip install --upgrade keras`."
@@ -57,11 +44,6 @@ def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | No
     return None
 
 
-def usable_tensorflow(version: str) -> bool:
-    """Whether the package supports this version of TensorFlow."""
-    return _numbers(version) >= OLDEST_TENSORFLOW
-
-
 def check() -> None:
     """Raises a one-sentence `ImportError` if the installed TensorFlow or Keras cannot be used."""
     try:
@@ -71,32 +53,21 @@ def check() -> None:
         message = f"TensorFlow is installed, but importing it fails ({error}): {remedy}"
         is_absent = getattr(error, "name", None) == "tensorflow"
         raise ImportError(problem(None, None, "tensorflow") if is_absent else message) from error
+    version = None
+    for distribution in ("keras-nightly", "keras"):
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(distribution)
     # Checked before Keras is imported: an unsupported version or a missing backend would raise an error of its own.
-    found = problem(tf.__version__, _keras_version(), os.environ.get("KERAS_BACKEND") or "tensorflow")
+    found = problem(tf.__version__, version, os.environ.get("KERAS_BACKEND") or "tensorflow")
     if found is None:
-        try:  # the backend can also be set in Keras's configuration file
-            import keras
+        import keras  # whose configuration file may set the backend, too
 
-            backend = keras.backend.backend()
-        except ModuleNotFoundError as error:
-            if error.name not in ("jax", "openvino", "torch"):
-                raise
-            backend = error.name
-        found = problem(tf.__version__, _keras_version(), backend)
+        found = problem(tf.__version__, version, keras.backend.backend())
     if found is not None:
         raise ImportError(found)
 
 
-def _keras_version() -> str | None:
-    for distribution in ("keras", "keras-nightly"):
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: (2, 16, 0) for "2.16.0rc1"."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in match.group().split(".")) if match else ()

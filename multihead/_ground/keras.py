@@ -6,8 +6,6 @@ The rest of the package uses the names of this folder and does not depend on the
 from __future__ import annotations
 
 import inspect
-import math
-import numbers
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,21 +15,23 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.types import Callback, Config, Function, Layer, Logs, Loss, Metric, Nested, Tensor, Variable
-from multihead._ground.validation import check_positive_whole
 
 Value = TypeVar("Value")
 
-KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
-"""Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
-
+KERAS_3 = int(keras.__version__.split(".")[0]) >= 3  # which has its own variable class and optimizers
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
-"""Which of the two it is, as text."""
 
+# Whether each metric in a flat list given to `compile` is for all outputs even if there are as many of each.
 METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
-"""Whether each metric in a flat list given to `compile` is for all outputs even if there are as many of each."""
 
+# Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
 SEQUENCES_BEGIN_ANEW = not KERAS_3
-"""Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length."""
+
+# Whether Keras can choose `steps_per_execution` by itself, for "auto".
+TUNES_STEPS = not KERAS_3
+
+# Attributes of a model that hold an option of `compile` as a variable, on Keras 2.
+OPTIONS_OF_COMPILE = ("_steps_per_execution",)
 
 # The option of a variable that mixed precision leaves as it is.
 _NOT_CAST: dict[str, bool] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
@@ -40,18 +40,12 @@ _NOT_CAST: dict[str, bool] = {"autocast": False} if KERAS_3 else {"experimental_
 # and it is copied to the others.
 _ONLY_FIRST_REPLICA: object = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
 
+# The module of a head, and the scaling of its targets, is an attribute of the trainer, this and the head's name, so Keras
+# saves and loads it by that name. Keras visits attributes in the order of the alphabet (Keras 2: in reverse) and saves a
+# layer under the first path found. In a list of layers, the path is only a position, so the attribute must come before
+# `layers` (Keras 2: after it).
 HEAD = "head_" if KERAS_3 else "of_head_"
-"""The module of a head is an attribute of the trainer, this and the head's name, so Keras saves and loads it by that name.
-
-Keras visits attributes in the order of the alphabet (Keras 2: in reverse) and saves a layer under the first path found. In a
-list of layers, the path is only a position, so the attribute must come before `layers` (Keras 2: after it).
-"""
-
 SCALING = "heads_scaling_" if KERAS_3 else "of_heads_scaling_"
-"""The same for the scaling of a head's targets."""
-
-OPTIONS_OF_COMPILE = ("_steps_per_execution",)
-"""Attributes of a model that hold an option of `compile` as a variable, on Keras 2."""
 
 
 class Untracked(Generic[Value]):
@@ -108,13 +102,9 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Variabl
 class KerasHooks:
     """The hooks of `keras.Model` that the trainer overrides, under their names in Keras 2 and Keras 3."""
 
-    def _latest_logs(self, logs: Logs) -> Logs:
-        """The logs at the end of an epoch, given the logs of the last batch."""
-        return logs
-
     def _validate_and_get_metrics_result(self, logs: Logs) -> Logs:
-        """Called by Keras 2 at the end of an epoch, and by Keras 3 under another name."""
-        return self._latest_logs(logs)
+        """Called by Keras 2 at the end of an epoch, and by Keras 3 under another name, with the logs of the last batch."""
+        return self._latest_logs(logs)  # type: ignore[attr-defined]
 
     _get_metrics_result_or_logs = _validate_and_get_metrics_result
 
@@ -140,11 +130,6 @@ class KerasHooks:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
-def overridden(kind: type, methods: Iterable[str], base: type) -> list[str]:
-    """Those of some methods that a class does not have from a base class."""
-    return [name for name in methods if getattr(kind, name, None) is not getattr(base, name, None)]
-
-
 def callbacks_of(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -162,59 +147,46 @@ def choose_direction(callback: Callback) -> None:
         callback._set_monitor_op()
 
 
-def forget_nan(callbacks: Iterable[Callback]) -> None:
-    """Lets no callback keep NaN as its best value: Keras 3 takes the first one for it, and nothing is better than NaN."""
-    for callback in callbacks:
-        best = getattr(callback, "best", None)
-        if isinstance(best, numbers.Real) and math.isnan(best):
-            callback.best = None
-
-
 class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs: `shown` selects them."""
 
     async_safe = True  # as Keras 3 treats its own
+    stateful_metrics: set[str]
 
     def __init__(self, shown: Callable[[Logs], dict[str, Tensor]]) -> None:
         super().__init__(**({} if KERAS_3 else {"count_mode": "steps"}))
         self._shown = shown
-        self._are_means: set[str] = set()
 
-    def _select(self, logs: Logs) -> dict[str, Tensor]:
-        selected = self._shown(logs or {})
-        if not KERAS_3:  # Keras 2 would average values that are averages over the steps already
-            self._are_means.update(selected)
-            self.stateful_metrics = self._are_means
-        return selected
+    def _update_progbar(self, batch: int, logs: Logs = None) -> None:
+        """Called by Keras after each batch of training and evaluation, by Keras 2 under another name."""
+        logs = self._shown(logs or {})
+        if KERAS_3:
+            super()._update_progbar(batch, logs)
+        else:
+            self.stateful_metrics = {*self.stateful_metrics, *logs}  # Keras 2 would average averages over the steps
+            super()._batch_update_progbar(batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Called by Keras after each step."""
-        super().on_train_batch_end(batch, self._select(logs))
+    _batch_update_progbar = _update_progbar
 
-    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Called by Keras after each batch of an evaluation."""
-        super().on_test_batch_end(batch, self._select(logs))
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras after each epoch."""
-        super().on_epoch_end(epoch, self._select(logs))
-
-    def on_test_end(self, logs: Logs = None) -> None:
-        """Called by Keras after an evaluation."""
-        super().on_test_end(self._select(logs))
+    def _finalize_progbar(self, logs: Logs, *counter: object) -> None:
+        """Called by Keras after each epoch and evaluation."""
+        super()._finalize_progbar(self._shown(logs or {}), *counter)
 
 
 @contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[object, object]]) -> Iterator[None]:
     """A context in which an attribute of some objects has other values, pairs of object and value."""
-    before = [(each, getattr(each, attribute)) for each, _ in values]
+    before = [(each, attribute in vars(each), getattr(each, attribute)) for each, _ in values]
     try:
         for each, value in values:
             setattr(each, attribute, value)
         yield
     finally:
-        for each, value in before:
-            setattr(each, attribute, value)
+        for each, is_own, value in before:
+            if is_own:
+                setattr(each, attribute, value)
+            else:  # of its class
+                delattr(each, attribute)
 
 
 def validates_during_fit(arguments: Mapping[str, object]) -> bool:
@@ -235,18 +207,6 @@ def check_one_step(model: Layer, method: str) -> None:
             f"`{method}` requires steps_per_execution=1 on Keras 2, where a step takes as many batches at once. Received: "
             f"steps_per_execution={steps_at_once(model)}. Call `fit` or `evaluate`, or omit the option."
         )
-
-
-def check_steps_at_once(steps: object) -> int | str:
-    """Returns a value of `steps_per_execution`, 1 for None; raises `ValueError` if this Keras does not take it."""
-    if isinstance(steps, str) and steps == "auto":
-        if not KERAS_3:
-            return steps
-        raise ValueError(
-            "`steps_per_execution` must be a whole number on Keras 3; only Keras 2 tunes it. "
-            "Received: steps_per_execution='auto'. Pass, for example, 8."
-        )
-    return check_positive_whole("steps_per_execution", 1 if steps is None else steps)
 
 
 def check_options_of_replicas(jit_compile: object, steps_per_execution: object, strategy: tf.distribute.Strategy) -> None:
@@ -315,33 +275,25 @@ def classes_of_shared_layers(config: object) -> dict[str, type]:
     Inside a functional or sequential model, Keras 2 restores such a layer as the same object only if its class is passed to
     `deserialize_keras_object` as a custom object.
     """
-    if KERAS_3:
+    if KERAS_3 or not isinstance(config, (Mapping, list, tuple)):
         return {}
-    if isinstance(config, Mapping):
-        name = str(config.get("class_name"))
-        is_shared = "shared_object_id" in config and hasattr(keras.layers, name)
-        found: dict[str, type] = {name: getattr(keras.layers, name)} if is_shared else {}
-        parts: Iterable[object] = config.values()
-    else:
-        found, parts = {}, config if isinstance(config, (list, tuple)) else ()
-    for part in parts:
+    found: dict[str, type] = {}
+    if isinstance(config, Mapping) and "shared_object_id" in config and hasattr(keras.layers, str(config.get("class_name"))):
+        found[config["class_name"]] = getattr(keras.layers, config["class_name"])
+    for part in config.values() if isinstance(config, Mapping) else config:
         found.update(classes_of_shared_layers(part))
     return found
 
 
-def restorable(config: Any) -> Any:
+def restorable(config: Any, key: str = "") -> Any:
     """A configuration that was read from a file, with the shapes of layers' inputs as tuples, as they were before.
 
     Keras 2 does the same where it finds a layer's class by itself, but not where the class is a custom object; its recurrent
     layers take a list for several shapes.
     """
     if isinstance(config, Mapping):
-        return {key: _shape(part) if key == "input_shape" else restorable(part) for key, part in config.items()}
-    return [restorable(part) for part in config] if isinstance(config, list) else config
-
-
-def _shape(found: Any) -> Any:
-    if not isinstance(found, list):
-        return found
-    is_shape = all(size is None or isinstance(size, int) for size in found)
-    return tuple(found) if is_shape else [_shape(part) for part in found]
+        return {name: restorable(part, name) for name, part in config.items()}
+    if not isinstance(config, list):
+        return config
+    is_shape = key == "input_shape" and all(size is None or isinstance(size, int) for size in config)
+    return tuple(config) if is_shape else [restorable(part, key) for part in config]

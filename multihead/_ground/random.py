@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.types import Config, Nested, Tensor
+from multihead._ground.types import Config, Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -43,8 +41,9 @@ def normal(shape: Sequence[Tensor], seed: int, step: Tensor) -> tf.Tensor:
 
 
 def random_numbers() -> Config:
-    """The state of Python's and NumPy's random numbers, as JSON."""
-    (version, numbers, gauss), (name, key, *others) = _present()
+    """The state of Python's and NumPy's global random numbers, as JSON."""
+    version, numbers, gauss = random.getstate()
+    name, key, *others = np.random.get_state(legacy=True)
     return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
 
 
@@ -52,64 +51,5 @@ def restore_random_numbers(saved: Config) -> None:
     """Restores the result of `random_numbers`."""
     version, numbers, gauss = saved["python"]
     name, key, *others = saved["numpy"]
-    _set(((version, tuple(numbers), gauss), (name, np.array(key, np.uint32), *others)))
-
-
-_END = object()
-
-
-class RandomStream:
-    """Global random numbers of one part of a program, which do not depend on what other parts draw.
-
-    Batches are read again in a resumed run, but callbacks are not called again. Both may draw global random numbers; with a
-    stream of their own, the batches are the same.
-    """
-
-    def __init__(self) -> None:
-        self._state: Any = None
-        self._first: Config | None = None
-
-    def start(self) -> None:
-        """Begins the stream with the present state; before, everybody draws from the same numbers."""
-        self._first = random_numbers()
-        self._state = _present()
-
-    def end(self) -> None:
-        """Ends the stream. If nobody else has drawn meanwhile, the global state is what it would be without the stream."""
-        state, self._state = self._state, None
-        if state is not None and random_numbers() == self._first:
-            _set(state)
-
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """A context in which global random numbers come from the stream."""
-        if self._state is None:
-            yield
-            return
-        outside = _present()
-        _set(self._state)
-        try:
-            yield
-        finally:
-            self._state = _present()
-            _set(outside)
-
-    def over(self, batches: Callable[[], Iterator[Nested]]) -> Iterator[Nested]:
-        """Batches whose making draws from the stream."""
-        with self.drawing():
-            iterator = batches()
-        while True:
-            with self.drawing():
-                found = next(iterator, _END)
-            if found is _END:
-                return
-            yield found
-
-
-def _present() -> Any:
-    return random.getstate(), np.random.get_state(legacy=True)
-
-
-def _set(state: Any) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state((name, np.array(key, np.uint32), *others))

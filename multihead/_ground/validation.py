@@ -6,9 +6,8 @@ import difflib
 import math
 import numbers
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -41,28 +40,14 @@ def did_you_mean(given: Iterable[object], known: Iterable[object], otherwise: st
 
 
 def names_known_to(get: Function, module: Layer) -> list[str]:
-    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once."""
-
-    def is_known(name: str) -> bool:
-        try:
-            return callable(get(name))
-        except (ValueError, TypeError, KeyError):
-            return False
-
-    found: dict[str, None] = {}
-    for name, each in vars(module).items():
-        if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
-            names = (snake_case(name), name.lower(), name)
-            known = next((each for each in names if is_known(each)), None)
-            found.update({} if known is None else {known: None})
-    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if is_known(name)]
-    return [*sorted(found), *(name for name in abbreviations if name not in found)]
-
-
-def snake_case(name: str) -> str:
-    """The name that Keras derives from the name of a class: `"auc"` from `"AUC"`."""
-    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
+    """The public names of `keras.losses` or `keras.metrics`, and the abbreviations, that its `get` knows."""
+    found = []
+    for name in dict.fromkeys([*sorted(vars(module)), "accuracy", "acc", "mae", "mape", "mse", "msle"]):
+        with suppress(ValueError, TypeError, KeyError):
+            is_other = name.startswith("_") or name in ("get", "serialize", "deserialize", "Loss", "Metric")
+            if not is_other and callable(get(name)):
+                found.append(name)
+    return found
 
 
 def quoted(names: Iterable[object], most: int | None = None) -> str:
@@ -87,26 +72,19 @@ def described(representation: Nested) -> str:
 
 def check_positive_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-        raise ValueError(
-            f"`{argument}` must be a whole number of at least 1. Received: {argument}={value!r}. Pass, for example, 1."
-        )
-    return int(value)
+    return check_whole(argument, value, least=1)
 
 
 def check_positive(argument: str, value: object) -> float:
     """Returns `value` as a float if it is a finite number above 0, else raises `ValueError`."""
-    if not is_number(value) or value <= 0:
-        raise ValueError(
-            f"`{argument}` must be a finite number above 0. Received: {argument}={value!r}. Pass a positive number."
-        )
-    return float(value)
+    return check_between(argument, value, 0, math.inf, with_low=False)
 
 
-def check_whole(argument: str, value: object) -> int:
-    """Returns `value` if it is a whole number, else raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, for example, 0.")
+def check_whole(argument: str, value: object, *, least: int | None = None) -> int:
+    """Returns `value` if it is a whole number, and not too small, else raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or (least is not None and int(value) < least):
+        rule = "a whole number" if least is None else f"a whole number of at least {least}"
+        raise ValueError(f"`{argument}` must be {rule}. Received: {argument}={value!r}. Pass, for example, {least or 0}.")
     return int(value)
 
 
@@ -158,7 +136,7 @@ def check_between(
         below = f"at most {high:g}" if with_high else f"below {high:g}"
         rule = above if high == float("inf") else f"{above} and {below}"
         raise ValueError(
-            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Omit it to use the default."
+            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Pass a number in this range."
         )
     return number
 
@@ -183,42 +161,8 @@ def check_dense(argument: str, value: object) -> None:
         )
 
 
-def check_found(argument: str, values: Mapping[str, object], paths: Sequence[str]) -> None:
-    """Checks that each pattern is found in a path; warns of one that decides nothing, because others come before it."""
-    found = {pattern: [path for path in paths if re.search(pattern, path)] for pattern in values}
-    absent = [pattern for pattern in found if not found[pattern]]
-    if absent:
-        raise ValueError(
-            f"`{argument}` must have regular expressions that are found in the path of a variable. Received: "
-            f"{quoted(absent)}; the paths are {quoted(paths, most=20)}. "
-            f"{did_you_mean(absent, dict.fromkeys(_parts(paths)), 'Correct it, or leave it out.')}"
-        )
-    for pattern in found:
-        first = {next(each for each in found if path in found[each]) for path in found[pattern]}
-        if pattern not in first and any(values[each] != values[pattern] for each in first):
-            warnings.warn(
-                f"`{argument}` has a key without effect: {pattern!r}. The first key that is found in a path decides, and "
-                f"{quoted(sorted(first))} comes before it. Put {pattern!r} first, or leave it out.",
-                UserWarning,
-                stacklevel=2,
-            )
-
-
-def _parts(paths: Iterable[str]) -> Iterable[str]:
-    """The names in paths, then all that lies between two slashes."""
-    names = [path.split("/") for path in paths]
-    for length in range(1, 1 + max(map(len, names), default=0)):
-        for each in names:
-            yield from ("/".join(each[start : start + length]) for start in range(len(each) - length + 1))
-
-
 # What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
-
-# TensorFlow's report of an error in a Python generator: its class and message, a trace, and who asked for the batch.
-_IN_GENERATOR = re.compile(
-    r"^(?:[^\n]*\}\} )?(\w+: [^\n]*)\nTraceback \(most recent call last\):.*IteratorGetNext", re.MULTILINE | re.DOTALL
-)
 
 # TensorFlow's report of a worker that no longer answers.
 _OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error could be from|$)", re.DOTALL)
@@ -234,15 +178,13 @@ def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor
     strings and tensors of numbers; the first begins with a backtick. Returns control dependencies for what must not run
     then.
     """
-    if tf.executing_eagerly():
-        if not bool(holds):
-            raise ValueError("".join(part if isinstance(part, str) else _as_words(part) for part in message()))
-        return []
-    return [] if in_xla() else [tf.raw_ops.Assert(condition=holds, data=message(), summarize=10)]
-
-
-def _as_words(values: tf.Tensor) -> str:
-    return " ".join(f"{value:.9g}" if values.dtype.is_floating else str(value) for value in np.ravel(values))
+    if not tf.executing_eagerly():
+        return [] if in_xla() else [tf.raw_ops.Assert(condition=holds, data=message(), summarize=10)]
+    if not bool(holds):
+        parts = [[part] if isinstance(part, str) else np.ravel(part) for part in message()]
+        text = [" ".join(f"{each:.9g}" if isinstance(each, np.floating) else str(each) for each in part) for part in parts]
+        raise ValueError("".join(text))
+    return []
 
 
 def in_short(error: Exception) -> str:
@@ -259,28 +201,18 @@ def errors_in_words() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        of_generator, of_worker = _IN_GENERATOR.search(error.message), _OF_A_WORKER.search(error.message)
-        in_graph = _IN_GRAPH.search(error.message)
+        in_graph, of_worker = _IN_GRAPH.search(error.message), _OF_A_WORKER.search(error.message)
         if in_graph is not None:
-            plain: Exception = ValueError(in_graph.group(1).replace("] [", "").replace("\\'", "'"))
-        elif of_worker is not None:
-            plain = RuntimeError(
+            raise ValueError(in_graph.group(1).replace("] [", "").replace("\\'", "'")) from None
+        if of_worker is not None:
+            raise RuntimeError(
                 "The other workers must run until `fit` ends, but one of them has stopped. Received: "
                 f"{' '.join(of_worker.group(1).split())} Start the program again on all workers; with "
                 "`multihead.callbacks.Checkpoint`, in a folder that they share, training continues where it stopped."
-            )
-        elif of_generator is not None:
-            plain = RuntimeError(
-                f"`x` raised an error while it made a batch. Received: {of_generator.group(1)}. The updates made so "
-                "far are kept; correct the generator, or continue from a checkpoint (`multihead.callbacks.Checkpoint`)."
-            )
-        else:
-            raise
+            ) from None
+        raise
     except (ValueError, TypeError) as error:
-        found = _WHILE_TRACED.search(str(error))
-        if found is None:
-            raise
-        plain = type(error)(found.group(1).rstrip())
-    else:
-        return
-    raise plain
+        while_traced = _WHILE_TRACED.search(str(error))
+        if while_traced is not None:
+            raise type(error)(while_traced.group(1).rstrip()) from None
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +25,14 @@ class Checkpoint(keras.callbacks.Callback):
     Everything that training changes is saved: the weights, the optimizer's slots and counters, the state of balancer,
     weighting and schedule, the seeds of layers, the metrics of the epoch so far, variables that a subclass of the trainer
     adds, the state of the other callbacks, the logs, the states of Python's and NumPy's random generators, and the place in
-    the data, even within an epoch. `fit` finds the checkpoint by itself; nothing else is needed to continue. The data, those
-    of validation too, must come in the same order in each process: arrays do, and so do `tf.data` pipelines whose shuffles
-    and other draws have a seed, such as those of `mix_datasets`, and generators that draw from a seed or from the global
-    random numbers of Python and NumPy. To find its place, a resumed run reads the data before it again, without computing
-    anything. A shuffle without a seed, and a generator that does not repeat its first batch, are reported when `fit` begins.
+    the data, even within an epoch. `fit` finds the checkpoint by itself; nothing else is needed to continue.
+
+    To find its place, a resumed run reads the data before it again, without computing anything. So the data, those of
+    validation too, must come in the same order in each process: arrays do, and so do `tf.data` pipelines whose shuffles and
+    other draws have a seed, such as those of `mix_datasets`, and generators that draw from a seed. Generators and a shuffled
+    `PyDataset` that draw from the global random numbers of Python and NumPy do so unless a callback draws from these, too:
+    callbacks are not called again. A shuffle without a seed, and a generator that does not repeat its first batch, are
+    reported when `fit` begins.
 
     A folder is for one run. `fit` refuses to continue a run if what the trainer has learned since would be lost, if the data
     have another batch size, length or seed, or if another process trains in the folder.
@@ -50,6 +52,9 @@ class Checkpoint(keras.callbacks.Callback):
             name, shape and dtype, continues at the same place in the data, and warns about the rest.
         keep: Whether the checkpoint is kept at the end of training.
 
+    Attributes:
+        path: The file.
+
     Raises:
         ValueError: `every` is neither a whole number of at least 1 nor `"epoch"`.
 
@@ -62,16 +67,12 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.directory = Path(os.fspath(directory))
+        self.path = self.directory / _FILE
         if isinstance(every, str):
             check_choice("every", every, ("epoch",))
         self.every = every if every == "epoch" else check_positive_whole("every", every)
         self.strict = strict
         self.keep = keep
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.directory / _FILE
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras, where `fit` is not the trainer's."""
@@ -79,10 +80,6 @@ class Checkpoint(keras.callbacks.Callback):
             "`Checkpoint` saves a `MultiHeadTrainer`. "
             f"Received: a model of type {type(self.model).__name__}. Use `keras.callbacks.BackupAndRestore`."
         )
-
-    def is_due(self, steps: int) -> bool:
-        """Whether to save so many steps after the last time."""
-        return self.every != "epoch" and steps >= int(self.every)
 
     def save(self, trainer: Trainer, description: Config, arrays: dict[str, np.ndarray]) -> None:
         """Saves a built trainer, with further descriptions and arrays."""
@@ -100,11 +97,12 @@ class Checkpoint(keras.callbacks.Callback):
         """
         return read(self.path) if self.path.exists() else None
 
-    def load(self, trainer: Trainer) -> Snapshot | None:
+    def load(self, trainer: Trainer, snapshot: Snapshot | None = None) -> Snapshot | None:
         """Loads the variables of a built, compiled trainer from the checkpoint.
 
         Args:
             trainer: The trainer.
+            snapshot: What `read` has returned, if it was called before.
 
         Returns:
             What the checkpoint holds; its place, `description["place"]`, is an epoch and a number of batches. None if there
@@ -113,17 +111,14 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is damaged, or does not fit the trainer, which stays as it was.
         """
-        snapshot = self.read()
-        if snapshot is not None:
-            self.load_snapshot(trainer, snapshot)
-        return snapshot
-
-    def load_snapshot(self, trainer: Trainer, snapshot: Snapshot) -> None:
-        """Loads the variables of a trainer from what `read` has returned; see `load`."""
+        snapshot = self.read() if snapshot is None else snapshot
+        if snapshot is None:
+            return None
         saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
         if saved != present:
             self.refuse("the trainer", "Create the trainer as it was", saved, present)
         self.assign(trainer, snapshot)
+        return snapshot
 
     def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
         """Says how what was saved, as text by name, differs from what is present; a warning if the checkpoint is not strict.
@@ -153,8 +148,3 @@ class Checkpoint(keras.callbacks.Callback):
             if saved.get(name) == present[name] and name.partition("/")[0] not in moved
         }
         assign(fitting, snapshot.arrays)
-
-    def end(self, trainer: Trainer) -> None:
-        """At the end of training, deletes the checkpoint unless it is kept."""
-        if not self.keep and is_chief(trainer):
-            shutil.rmtree(self.directory, ignore_errors=True)

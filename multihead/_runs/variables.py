@@ -5,20 +5,29 @@ And what must be the same when the run is resumed, as text by name: of the train
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._data.arguments import Call
-from multihead._data.data import Data, num_examples
+from multihead._data.data import num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
-from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
+from multihead._ground.layers import all_layers, module_variables, seed_variables, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
-from multihead._ground.types import Layer, Trainer, Variable
+from multihead._ground.types import Config, Layer, Trainer, Variable
 
+_METHODS = ("weighting", "balancer", "head_schedule")
+_HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
+_OF_THE_LOOP = ("batch_size", "steps_per_epoch", "validation_batch_size", "validation_steps", "validation_freq")
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
+
+
+def _modules(trainer: Trainer) -> dict[str, Layer]:
+    return {"encoder": trainer.encoder, **{f"head {name!r}": head.module for name, head in trainer.heads.items()}}
 
 
 def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
@@ -27,8 +36,10 @@ def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
     Their names are made of the part that they belong to and a number, because names of layers differ between two trainers
     in one process.
     """
-    parts: dict[str, Iterable[Variable]] = {"encoder": _of_module(trainer.encoder)}
-    parts.update({f"head {name!r}": _of_module(head.module) for name, head in trainer.heads.items()})
+    parts: dict[str, Iterable[Variable]] = {
+        name: [*module_variables(module), *state_variables(module), *seed_variables(module)]
+        for name, module in _modules(trainer).items()
+    }
     parts.update({name: getattr(trainer, name).variables for name in _METHODS if getattr(trainer, name) is not None})
     scalings = {name: getattr(trainer, SCALING + name, None) for name in trainer.heads}
     parts.update({f"target scaling {name!r}": scaling.variables for name, scaling in scalings.items() if scaling})
@@ -72,54 +83,37 @@ def found_in(root: Trainer) -> list[Variable]:
     return found
 
 
-_HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
-
-
 def draw_from_variables(trainer: Trainer) -> None:
     """Makes the layers of a trainer draw random numbers from variables; what was traced before would not."""
-    for module in (trainer.encoder, *(head.module for head in trainer.heads.values())):
+    for module in _modules(trainer).values():
         if use_seed_variables(module):
             trainer.train_function = None
 
 
-_METHODS = ("weighting", "balancer", "head_schedule")
-
-
-def _of_module(module: Layer) -> list[Variable]:
-    return [*module_variables(module), *state_variables(module), *random_states(module)]
-
-
 def describe(trainer: Trainer, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """The properties that a checkpoint and the trainer must have in common, as text by name."""
+    """What a checkpoint and the trainer must have in common, as text by name; of methods and layers, the options."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
     for name in ("balance_at", "gradient_accumulation_steps"):
         parts[name] = str(getattr(trainer.options, name))
-    for name in _METHODS:
-        parts[name] = "none" if getattr(trainer, name) is None else _in_words(getattr(trainer, name))
-    modules = {"encoder": trainer.encoder, **{f"head {name!r}": head.module for name, head in trainer.heads.items()}}
-    for name, module in modules.items():
-        layers = all_layers(module)
-        parts.update({f"{name}, layer {place}": _in_words(layer) for place, layer in enumerate(layers)})
+    configured = {name: getattr(trainer, name) for name in _METHODS}
+    for name, module in _modules(trainer).items():
+        configured.update({f"{name}, layer {place}": layer for place, layer in enumerate(all_layers(module))})
+    for name, each in configured.items():
+        config: Config = {}
+        with suppress(NotImplementedError):  # a class of the user's own
+            config = {} if each is None else each.get_config()
+        options = [
+            f"{option}={value}"
+            for option, value in sorted(config.items())
+            if option not in _NOT_DESCRIBED and isinstance(value, (bool, int, float, str))
+        ]
+        parts[name] = "none" if each is None else f"{type(each).__name__}({', '.join(options)})"
     for name, variable in variables.items():
         # The optimizer names its variables after layers, whose names differ between two trainers in one process.
         label = "" if name.startswith("optimizer/") else variable.name.rpartition("/")[2].removesuffix(":0") + " "
         parts[name] = f"{label}{variable.dtype.name} {list(variable.shape)}"
     return parts
-
-
-def _in_words(layer: Layer) -> str:
-    """A layer's class and the options that are numbers or words."""
-    try:
-        config = layer.get_config()
-    except NotImplementedError:  # a class of the user's own
-        config = {}
-    options = [
-        f"{name}={value}"
-        for name, value in sorted(config.items())
-        if name not in _NOT_DESCRIBED and isinstance(value, (bool, int, float, str))
-    ]
-    return f"{type(layer).__name__}({', '.join(options)})"
 
 
 def values_of(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
@@ -139,15 +133,14 @@ def assign(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray
     """Gives variables the values that `values_of` has written."""
     for name, variable in variables.items():
         stacked, parts = arrays.get(f"replicas/{name}"), _of_replicas(variable)
+        value = arrays[f"variable/{name}"] if stacked is None else stacked
+        value = value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
         if stacked is not None and len(parts) == len(stacked):
-            for part, value in zip(parts, stacked):
-                part.assign(_read(value, variable))
+            for part, of_part in zip(parts, value):
+                part.assign(of_part)
             continue
-        if stacked is None:
-            value = _read(arrays[f"variable/{name}"], variable)
-        else:  # saved on another number of replicas
-            values = _read(stacked, variable)
-            value = values.sum(axis=0) if name.startswith("metrics/") else values.mean(axis=0, dtype=values.dtype)
+        if stacked is not None:  # saved on another number of replicas
+            value = value.sum(axis=0) if name.startswith("metrics/") else value.mean(axis=0, dtype=value.dtype)
         if isinstance(variable, tf.distribute.DistributedValues):
             # TensorFlow crashes if several workers reduce a variable whose memory is that of an array.
             value = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(value))
@@ -171,49 +164,32 @@ def _written(variable: tf.Variable) -> np.ndarray:
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
-def _read(value: np.ndarray, variable: tf.Variable) -> np.ndarray:
-    return value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
-
-
-# The data
-
-_OF_THE_LOOP = ("batch_size", "steps_per_epoch", "validation_batch_size", "validation_steps", "validation_freq")
-
-
 def describe_data(call: Call) -> dict[str, str]:
-    """What decides which batches come in which order, as text by name.
-
-    Sizes, the options of loops and, of a `tf.data.Dataset`, the numbers of its transformations, such as a shuffle's seed.
-    """
+    """What decides which batches come in which order, as text by name; a warning where a shuffle has no seed."""
     found = {name: str(call.others[name]) for name in _OF_THE_LOOP if call.others.get(name) is not None}
     if call.data.is_arrays or call.data.batches is not None:
         found["shuffle"] = str(call.others.get("shuffle", True))
-    found.update(_of_data("x", call.data))
-    if call.validation is not None:
-        found.update(_of_data("validation_data", call.validation))
+    given = {"x": call.data} if call.validation is None else {"x": call.data, "validation_data": call.validation}
+    for argument, data in given.items():
+        found[argument] = type(data.x).__name__
+        if data.is_arrays:
+            found[argument] = f"arrays of {num_examples(data.x)} examples"
+        elif data.batches is not None:
+            found[argument] = f"batches from Python, {'unknown' if data.length is None else data.length} per epoch"
+        elif isinstance(data.x, tf.data.Dataset):
+            number = int(data.x.cardinality())
+            found[argument] = f"a dataset of {number if number >= 0 else 'unknown or infinite'} batches"
+            for place, (kind, numbers) in enumerate(_parts(data.x)):
+                options = ", ".join(f"{name}={value}" for name, value in sorted(numbers.items()))
+                found[f"{argument}, part {place}"] = f"{kind}({options})"
+                if numbers.get("seed") == 0 and numbers.get("seed2") == 0:
+                    warnings.warn(
+                        f"`{argument}` is shuffled without a seed. If this run is stopped and continued, its batches come "
+                        "in another order. Pass `seed=` to `shuffle`, or call `keras.utils.set_random_seed` before.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
     return found
-
-
-def _of_data(argument: str, data: Data) -> dict[str, str]:
-    if data.is_arrays:
-        return {argument: f"arrays of {num_examples(data.x)} examples"}
-    if data.batches is not None:
-        return {argument: f"batches from Python, {'unknown' if data.length is None else data.length} per epoch"}
-    if not isinstance(data.x, tf.data.Dataset):
-        return {argument: type(data.x).__name__}
-    number = int(data.x.cardinality())
-    found = {argument: f"a dataset of {number if number >= 0 else 'unknown or infinite'} batches"}
-    for place, (kind, numbers) in enumerate(_parts(data.x)):
-        options = ", ".join(f"{name}={value}" for name, value in sorted(numbers.items()))
-        found[f"{argument}, part {place}"] = f"{kind}({options})"
-    return found
-
-
-def has_unseeded_shuffle(data: Data | None) -> bool:
-    """Whether the data are a `tf.data.Dataset` that is shuffled in another order in each process."""
-    if data is None or not isinstance(data.x, tf.data.Dataset):
-        return False
-    return any(numbers.get("seed") == 0 and numbers.get("seed2") == 0 for _, numbers in _parts(data.x))
 
 
 def _parts(dataset: tf.data.Dataset) -> list[tuple[str, dict[str, int]]]:

@@ -14,7 +14,6 @@ from multihead._data.arrays import as_arrays
 from multihead._data.batch import Batch
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
-from multihead._ground.calls import functions_run_eagerly
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
@@ -273,12 +272,14 @@ class CustomLoops(TrainerState):
         spec = self._require_built().spec
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         of_scalings = [each for head in self._setup.heads if head.scaling is not None for each in head.scaling.variables]
+        runs_eagerly = tf.config.functions_run_eagerly()
         before = RollBack([*spec.network.state, *of_metrics, *map(tensor_variable, of_scalings)])
         try:
             fit_scalings_to(prepared, spec, eagerly=self._runs_eagerly)
-            with functions_run_eagerly(self._runs_eagerly):
-                return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
+            tf.config.run_functions_eagerly(runs_eagerly or self._runs_eagerly)
+            return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
+            tf.config.run_functions_eagerly(runs_eagerly)
             before.restore()
 
     def _prepared(self, batch: Nested) -> Batch:

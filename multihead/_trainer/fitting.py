@@ -47,7 +47,6 @@ class FittedTrainer(TrainerState):
         steps = self._assert_ready("fit").gradient_accumulation_steps
         class_weight = arguments.pop("class_weight")
         read = read_call(arguments, self._setup.all_names)
-        read = read if run is None else read.drawing_from(run.stream)
         self._build_for(read.data)
         checked = self._checked(read)
         unscaled = unknown(self._setup.heads)
@@ -260,7 +259,7 @@ class FittedTrainer(TrainerState):
             return logs
         metrics, network = self._built.logs, self._built.spec.network
         if self._phase == "fit":  # where no update was counted, a `train_step` of the user's own logs by itself
-            read = metrics.training_logs() if metrics.num_batches else {}
+            read = metrics.training_logs() if int(metrics.batches) else {}
         else:
             step, present = self.update_count, [head for head in network.heads if f"{head.name}_loss" in logs]
             present += [each for each in network.measured if any(f"{each.name}_{name}" in logs for name in each.results())]

@@ -14,18 +14,15 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
-from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
+from multihead._ground.keras import TUNES_STEPS, check_options_of_replicas
 from multihead._ground.optimizers import (
     APPLYING,
     BY_REPLICAS,
     NOT_CALLED,
     get_optimizer,
     has_loss_scaling,
-    is_legacy_optimizer,
-    optimizer_arguments,
+    optimizer_classes,
     optimizer_core,
-    optimizer_names,
-    optimizer_takes_over,
 )
 from multihead._ground.types import Config, Given, Layer, Optimizer, Rate, Trainer
 from multihead._ground.validation import (
@@ -91,7 +88,9 @@ def explains_arguments(compile_: Compile) -> Compile:
     @wraps(compile_)
     def explained(self: Trainer, *given: Given, **options: Given) -> None:
         others = {**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}}
-        of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}} if others else {}
+        classes = optimizer_classes().values() if others else ()
+        of_optimizers = {name: name for each in classes for name in inspect.signature(each).parameters if name != "name"}
+        of_optimizers["lr"] = "learning_rate"
         for name, value in others.items():
             if name in INSTEAD:
                 raise TypeError(
@@ -170,7 +169,9 @@ class CompileOptions:
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
         changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
-        changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
+        steps = self.steps_per_execution
+        if not (TUNES_STEPS and steps == "auto"):
+            changed["steps_per_execution"] = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
         changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
         found = replace(self, **changed)
@@ -278,9 +279,9 @@ def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
     if optimizer is None:  # as Keras 3 returns for None
         raise ValueError(
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
-            f"{quoted(optimizer_names())}. Received: optimizer={received!r}. {_remedy(received, problem)}"
+            f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {_remedy(received, problem)}"
         ) from problem
-    if is_legacy_optimizer(optimizer):
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         kind = type(getattr(optimizer, "optimizer", optimizer))  # Keras 2 wraps those of TensorFlow 1
         names = (kind.__name__, kind.__name__.removesuffix("Optimizer"))  # as the names of TensorFlow 1 end
         known = [name for name in names if isinstance(getattr(keras.optimizers, name, None), type)]
@@ -296,12 +297,14 @@ def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
             "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
             f"{type(optimizer_core(optimizer)).__name__}, which contains another one. {_ONE}"
         )
-    for option, value in optimizer_takes_over(optimizer).items():
-        raise ValueError(
-            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after the "
-            f"sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
-            f"`{INSTEAD[option].format(value=value)}` to `compile`."
-        )
+    for option, instead in INSTEAD.items():
+        value = getattr(optimizer_core(optimizer), option, None)
+        if value:
+            raise ValueError(
+                f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after "
+                f"the sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
+                f"`{instead.format(value=value)}` to `compile`."
+            )
     _check_methods(optimizer, num_replicas)
     return optimizer
 
@@ -315,23 +318,24 @@ def _remedy(received: Given, problem: Exception | None) -> str:
     if is_number(received):
         return f"Pass it to an optimizer, as in keras.optimizers.Adam({received!r})."
     if isinstance(received, Mapping) and "class_name" in received:
-        if nearest(received["class_name"], optimizer_names()) == str(received["class_name"]).lower():
+        if nearest(received["class_name"], optimizer_classes()) == str(received["class_name"]).lower():
             return f"Correct its 'config'. Keras says: {in_short(problem) if problem else ''}"
         otherwise = "Register its class with Keras, or pass an instance."
-        return did_you_mean([received["class_name"]], optimizer_names(), otherwise)
+        return did_you_mean([received["class_name"]], optimizer_classes(), otherwise)
     if isinstance(received, (list, tuple, Mapping)):
         parts = received.values() if isinstance(received, Mapping) else received
         if any(isinstance(part, keras.optimizers.Optimizer) for part in parts):
             return _ONE
         return "Pass an instance, or a dict with 'class_name' and 'config', as `keras.optimizers.serialize` returns it."
-    return did_you_mean([received], optimizer_names(), "Pass one of these.")
+    return did_you_mean([received], optimizer_classes(), "Pass one of these.")
 
 
 def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
     """Checks that an optimizer overrides only methods that an update calls."""
     core = optimizer_core(optimizer)
     not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
-    found = overridden(type(core), not_called, keras.optimizers.Optimizer)
+    of_keras = keras.optimizers.Optimizer
+    found = [name for name in not_called if getattr(type(core), name, None) is not getattr(of_keras, name, None)]
     # Methods of the instance would apply to a copy of it, on several replicas.
     found += [name for name in (*not_called, *(() if num_replicas == 1 else APPLYING)) if name in vars(core)]
     if found:

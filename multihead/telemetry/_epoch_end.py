@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Iterable
 
 import keras
 
-from multihead._ground.keras import forget_nan
 from multihead._ground.types import Callback, Logs
 from multihead._update.faults import Faults
 
@@ -54,11 +55,14 @@ class EpochEnd(keras.callbacks.Callback):
         """Called by Keras before a validation, which resets the metrics."""
         metrics = self.model.log_metrics
         if metrics is not None and self._seen is None:
-            self._seen = metrics.num_batches, _report(self.model.update_spec.faults)
+            self._seen = int(metrics.batches), _report(self.model.update_spec.faults)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
-        forget_nan(self._others)
+        for callback in self._others:  # Keras 3 takes the first value for the best, and nothing is better than NaN
+            best = getattr(callback, "best", None)
+            if isinstance(best, numbers.Real) and math.isnan(best):
+                callback.best = None
         self.on_test_begin()
         if self._seen is None:
             return

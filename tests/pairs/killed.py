@@ -113,7 +113,8 @@ def callbacks_of(row, number, folder):
         found.append(UpdateLogger(folder / "ledger.jsonl", every=1 + number % 2))
     if row["validation"] != "none":
         found.append(HeadEarlyStopping(patience=2, min_delta=0.02))
-    return [*found[1:], found[0]] if row["devices"] == "one" else found[1:]
+    data_draw = row["data"] == "generator" or (row["validation"] == "given" and number % 3 == 2)
+    return [*found[1:], found[0]] if row["devices"] == "one" and not data_draw else found[1:]
 
 
 def saver_of(number, folder):

@@ -79,11 +79,11 @@ class Stopped(Exception):
 
 
 class Counting(keras.callbacks.Callback):
-    """Draws global random numbers, as callbacks do, and stops the run at the given call of it."""
+    """Draws global random numbers if the data do not, and stops the run at the given call of it."""
 
-    def __init__(self, stop):
+    def __init__(self, stop, draws):
         super().__init__()
-        self.stop, self.calls, self.drawn = stop, 0, 0.0
+        self.stop, self.draws, self.calls, self.drawn = stop, draws, 0, 0.0
 
     def get_run_state(self):
         return {"drawn": self.drawn}
@@ -93,7 +93,7 @@ class Counting(keras.callbacks.Callback):
 
     def _count(self, number=0, logs=None):
         self.calls += 1
-        self.drawn = float(np.random.random() + random.random())
+        self.drawn = float(np.random.random() + random.random()) if self.draws else 0.0
         if self.calls == self.stop:
             raise Stopped
 
@@ -110,7 +110,7 @@ def run(folder, train, valid, every, telemetry, stop=None):
     for name in Y:
         trainer.add_head(name, keras.layers.Dense(1), "mse")
     trainer.compile(keras.optimizers.SGD(0.05), run_eagerly=True, telemetry=telemetry)
-    counting = Counting(stop)
+    counting = Counting(stop, draws={train, valid} <= {"arrays", "dataset"})
     given = [UpdateLogger(folder / "run.jsonl"), counting, Checkpoint(folder, every=every)]
     arguments = {**TRAIN[train](), **VALID[valid](), "epochs": 2, "verbose": 0}
     history = trainer.fit(**arguments, callbacks=given).history
