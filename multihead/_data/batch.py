@@ -69,8 +69,13 @@ def is_absent(value: object) -> bool:
 
 
 def batch_size(nest: Nested) -> tf.Tensor:
-    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
-    return num_rows(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))
+    """The number of examples in a nest of tensors, dense, ragged or sparse, that share their first axis: an int32 scalar."""
+    tensor = next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None)
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.nrows(out_type=tf.int32)
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
 def check_rows(batch: Batch) -> None:
@@ -89,15 +94,6 @@ def check_rows(batch: Batch) -> None:
                     f"`{part}[{head!r}]` must have one row for each example. Received: {wrong[0]} for {num_examples[0]} in "
                     "the inputs. Pass arrays of the same length."
                 )
-
-
-def num_rows(tensor: Tensor) -> tf.Tensor:
-    """The size of the first axis of a dense, ragged or sparse tensor, an int32 scalar."""
-    if isinstance(tensor, tf.RaggedTensor):
-        return tensor.nrows(out_type=tf.int32)
-    if isinstance(tensor, tf.SparseTensor):
-        return tf.cast(tensor.dense_shape[0], tf.int32)
-    return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
 def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:
@@ -164,13 +160,13 @@ def widened(specs: Batch, others: Batch) -> Batch:
     return Batch(wide(specs.inputs, others.inputs), *labels)
 
 
-def sample_of(specs: Nested) -> Nested:
-    """Two examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
+def sample_of(specs: Nested, num_rows: int = 2) -> Nested:
+    """Some examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
 
     def made(spec: tf.TypeSpec | None) -> Tensor:
         if spec is None:
             return None
-        shape = [2, *(size or 1 for size in spec.shape[1:])]
+        shape = [num_rows, *(size or 1 for size in spec.shape[1:])]
         dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
         if isinstance(spec, tf.RaggedTensorSpec):
             return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)

@@ -58,12 +58,6 @@ def optimizer_names() -> list[str]:
     return sorted({each.__name__.lower() for each in _optimizer_classes()})
 
 
-def optimizer_arguments() -> list[str]:
-    """The arguments of Keras's optimizers."""
-    found = [name for each in _optimizer_classes() for name in inspect.signature(each).parameters]
-    return [name for name in dict.fromkeys(found) if name not in ("self", "args", "kwargs", "name")]
-
-
 def _optimizer_classes() -> list[type]:
     """Keras's optimizers that can be created by name, without arguments."""
     base = keras.optimizers.Optimizer
