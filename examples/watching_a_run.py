@@ -38,9 +38,7 @@ def make_trainer() -> MultiHeadTrainer:
     trainer.add_head("topics", keras.layers.Dense(TOPICS, activation="sigmoid"), "binary_crossentropy")
     trainer.add_head("hours", keras.layers.Dense(1), "mse")
     trainer.add_head("urgent", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy")
-    trainer.compile(
-        keras.optimizers.Adam(3e-3), weighting="Uncertainty", balancer="UPGrad", telemetry="full", layers_every=20
-    )
+    trainer.compile(keras.optimizers.Adam(3e-3), weighting="Uncertainty", balancer="UPGrad", telemetry="full")
     return trainer
 
 

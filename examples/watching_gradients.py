@@ -1,16 +1,14 @@
-"""Which layer receives no gradient, and how can you see it during training?
+"""Which layer receives no gradient?
 
-With `compile(telemetry="full", layers_every=4)`, a ledger has the norm of each head's gradient in each encoder layer. In an
+`trainer.diagnose` measures the norm of each head's gradient in each encoder layer, here before and after training. In an
 encoder with eight sigmoid layers, hardly any gradient reaches the first layers; with eight tanh layers, all of them receive
-one. `python -m multihead plot` draws such a ledger.
+one.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,10 +17,8 @@ import numpy as np
 from examples import _style
 from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
-from multihead.callbacks import UpdateLogger
 
-LAYERS, EVERY = 8, 4
-COLORS = {"sigmoid": _style.RED, "tanh": _style.BLUE}
+LAYERS = 8
 TITLES = {"sigmoid": "sigmoid: gradients vanish", "tanh": "tanh: they do not"}
 
 
@@ -41,47 +37,36 @@ def make_trainer(activation: str, seed: int) -> MultiHeadTrainer:
     kind = keras.layers.Dense(3, activation="softmax")
     trainer.add_head("kind", kind, "sparse_categorical_crossentropy", metrics=["accuracy"])
     trainer.add_head("size", keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.05), telemetry="full", layers_every=EVERY)
+    trainer.compile(keras.optimizers.SGD(0.05))
     return trainer
 
 
-def train(activation: str, seed: int, size: int, epochs: int, ledger: Path) -> tuple[np.ndarray, dict[str, list[float]]]:
+def train(activation: str, seed: int, size: int, epochs: int) -> tuple[np.ndarray, dict[str, list[float]]]:
     """Trains an encoder.
 
     Returns:
-        The norms of the gradients of `kind`, of `size` and of both, `[measurements, 3, layers]`, and Keras's history.
+        The norms of the gradients of `kind` and of `size` before and after training, `[2, 2, layers]`, and Keras's history.
     """
-    ledger.unlink(missing_ok=True)
     x, y = make_data(np.random.default_rng(seed), size)
     trainer = make_trainer(activation, seed)
-    options: dict[str, Any] = {"batch_size": 64, "epochs": epochs, "shuffle": False, "verbose": 0}
-    history = trainer.fit(x, y, callbacks=[UpdateLogger(ledger)], **options).history
-    lines = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]
-    names = ("kind_norm", "size_norm", "update_norm")
-    measured = [[[layer[name] for layer in line["layers"].values()] for name in names] for line in lines if "layers" in line]
-    return np.array(measured), history
+    batch = x[:64], {name: values[:64] for name, values in y.items()}
+    before = trainer.diagnose([batch])
+    history = trainer.fit(x, y, batch_size=64, epochs=epochs, shuffle=False, verbose=0).history
+    measured = [list(each.layer_norms.values()) for each in (before, trainer.diagnose([batch]))]
+    return np.swapaxes(measured, 1, 2), history
 
 
 @_style.styled
 def draw(norms: dict[str, np.ndarray]) -> Any:
-    """Draws the norms of both heads' gradient by layer during training, and those of each head at the end."""
-    from matplotlib import colormaps
-
-    figure, axes = _style.new_figure(1, 3, 4.0, sharey=True)
+    """Draws the norms of each head's gradient by layer, before and after training."""
+    figure, axes = _style.new_figure(1, 2, 4.0, sharey=True)
     for axis, (activation, measured) in zip(axes, norms.items()):
-        updates = EVERY * np.arange(1, len(measured) + 1)
-        for layer in range(LAYERS):
-            color = colormaps["viridis"](layer / (LAYERS - 0.5))
-            axis.plot(updates, measured[:, 2, layer], color=color, lw=1.2, label=f"layer {layer + 1}")
-        axis.set(yscale="log", xlabel="update", title=TITLES[activation])
-        for head, style in (("kind", "-o"), ("size", "--s")):
-            last = measured[-1, 0 if head == "kind" else 1]
-            label = f"{activation}, {head}"
-            axes[2].plot(range(1, LAYERS + 1), last, style, color=COLORS[activation], ms=4, label=label)
+        for when, style, of_heads in zip(("before", "after"), (":", "-"), measured):
+            for head, color, values in zip(("kind", "size"), (_style.RED, _style.BLUE), of_heads):
+                axis.plot(range(1, LAYERS + 1), values, style, color=color, marker="o", ms=4, label=f"{head}, {when}")
+        axis.set(yscale="log", xlabel="encoder layer", title=TITLES[activation])
     axes[0].set_ylabel("gradient norm")
     axes[1].legend(fontsize=8, ncols=2, frameon=False)
-    axes[2].set(xlabel="encoder layer", title="for both heads")
-    axes[2].legend(fontsize=8, frameon=False)
     return figure
 
 
@@ -91,20 +76,17 @@ def run(session: Session) -> None:
     norms, histories = {}, {}
     with session.progress("training both encoders", len(TITLES)) as advance:
         for activation in TITLES:
-            ledger = session.folder / f"{activation}.jsonl"
-            norms[activation], histories[activation] = train(activation, session.seed, size, epochs, ledger)
+            norms[activation], histories[activation] = train(activation, session.seed, size, epochs)
             advance()
     rows = []
     for layer in range(LAYERS):
-        means = [each[len(each) // 2 :].mean(axis=0) for each in norms.values()]
-        rows.append([f"layer {layer + 1}", *(f"{norm:.1e}" for mean in means for norm in mean[:, layer])])
-    columns = ["", *(f"{activation}: {what}" for activation in norms for what in ("kind", "size", "both"))]
-    session.table("Norms of the gradients in the encoder, means over the second half of training", columns, rows)
+        rows.append([f"layer {layer + 1}", *(f"{norm:.1e}" for _, after in norms.values() for norm in after[:, layer])])
+    columns = ["", *(f"{activation}: {head}" for activation in norms for head in ("kind", "size"))]
+    session.table("Norms of the gradients in the encoder after training", columns, rows)
     for activation, history in histories.items():
-        starved = 1 + int(np.argmin(norms[activation][-1, 2]))
+        starved = 1 + int(np.argmin(norms[activation][1, 1]))
         found = ", ".join(f"{name} {history[name][-1]:.3g}" for name in ("kind_accuracy", "size_loss"))
         session.say(f"{activation}: layer {starved} has the smallest gradient; {found}.")
-    session.say(f"More plots: python -m multihead plot {session.folder / 'sigmoid.jsonl'}")
     session.save(draw(norms))
 
 

@@ -19,7 +19,7 @@ from multihead._display.runs import Run, read, runs_of
 from multihead._display.trainer import draw_model
 from multihead._ground.types import Axis, Callback, Figure, Given, Trainer
 
-__all__ = ["Run", "all_of", "cosines", "front", "layers", "losses", "model", "norms", "read", "shares", "weights"]
+__all__ = ["Run", "all_of", "cosines", "front", "losses", "model", "norms", "read", "shares", "weights"]
 
 OneRun = Run | str | os.PathLike[str] | Callback
 """A run: from `read`, the file of a ledger, or Keras's `History`."""
@@ -32,7 +32,7 @@ def _draw(
     rows = [(run, panel) for run in found for panel in panels]
     figure, axes = new_figure(f"`plots.{what}`", len(rows), 1, (size[0], size[1] * len(rows)))
     for axis, (run, panel) in zip(axes[:, 0], rows):
-        if what not in ("cosines", "layers"):
+        if what != "cosines":
             axis.set_xlabel(run.unit, color=GREY)
         panel(axis, run)
         if len(found) > 1:
@@ -119,23 +119,6 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
     return _draw(found, "cosines", [runs.draw_cosines], (max(size, 4.6), size))
 
 
-def layers(run: OneRun | Sequence[OneRun]) -> Figure:
-    """The mean cosines between the heads' gradients in each layer of the encoder, from its input to its output.
-
-    Of more than six pairs, those are drawn that are most opposed somewhere.
-
-    Args:
-        run: A run, or a list of runs.
-
-    Raises:
-        ValueError: The run has no values by layer, as an epoch has none.
-    """
-    remedy = 'Pass a ledger of `compile(telemetry="full", layers_every=...)`, with at least `layers_every` updates.'
-    found = _with(run, runs.by_layer, "cosines by layer", remedy)
-    pairs, depth = max(len(runs.by_layer(each)) for each in found), max(len(each.layers) for each in found)
-    return _draw(found, "layers", [runs.draw_layers], (max(2.5 + 1.3 * pairs, 6.0), 1.5 + 0.34 * depth))
-
-
 def front(comparison: Given) -> Figure:
     """What each head gains and pays in the variants of a comparison.
 
@@ -182,7 +165,7 @@ def all_of(run: OneRun | Sequence[OneRun], folder: str | os.PathLike[str] = ".")
     found, folder = runs_of(run), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for plot in (losses, norms, shares, weights, cosines, layers):
+    for plot in (losses, norms, shares, weights, cosines):
         try:
             figure = plot(found)
         except ValueError:  # the runs do not have these values

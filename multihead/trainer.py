@@ -249,7 +249,6 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         encoder_weight_decay_multiplier: Rate = 1.0,
         target_scaling: Config | None = None,
         telemetry: str | None = "norms",
-        layers_every: int = 100,
         on_nonfinite: str = "skip",
         max_skipped_updates: int | None = 25,
         check_labels: bool = True,
@@ -295,9 +294,6 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
                 with the update, norms of the update before and after clipping, and running averages; None logs none of
                 these, only losses and metrics.
-            layers_every: With `telemetry="full"`, the same statistics are measured in each layer of the encoder at every
-                `layers_every`-th update, for `callbacks.UpdateLogger`; such an update costs one encoder backward pass per
-                head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
                 and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. The warning at
                 the end of an epoch, and the errors, name the head, the variable, the update and the batch. An update that a

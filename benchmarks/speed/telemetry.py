@@ -1,7 +1,6 @@
 """What telemetry costs: processor time of a training step, relative to one with `telemetry=None`.
 
 The workloads are those of `step`, and a convolutional encoder with three heads. Each ratio is the median over rounds.
-`layers_every=100` is computed from a step that measures layers and one that does not.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from multihead import MultiHeadTrainer
 VARIANTS: dict[str, dict[str, Any]] = {
     "telemetry=None": {"telemetry": None},
     'telemetry="norms"': {"telemetry": "norms"},
-    '"full", a step between': {"telemetry": "full", "layers_every": 10**9},
-    '"full", a step by layer': {"telemetry": "full", "layers_every": 1},
+    'telemetry="full"': {"telemetry": "full"},
 }
-EVERY = 100
 
 
 def with_pictures(**options: Any) -> Callable[[], Any]:
@@ -63,6 +60,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if title in BY_HAND:
             runs["custom training loop"] = by_hand(BY_HAND[title])
         seconds = in_turns(runs, options.rounds, options.steps, time.process_time)
-        steps = zip(seconds['"full", a step between'], seconds['"full", a step by layer'])
-        seconds[f'telemetry="full", layers_every={EVERY}'] = [one + (other - one) / EVERY for one, other in steps]
         print_ratios(title, seconds, digits=3)

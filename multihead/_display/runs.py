@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,6 @@ class Run:
         heads: The heads' names, including heads that were added or dropped during the run.
         steps: `[lines]`: the number of updates after each line's, or of epochs.
         values: By name, `[lines]` statistics; NaN where an update does not have one.
-        layers: By encoder layer and by name, the mean over the updates that measured it.
         validation_steps: `[epochs]`: the number of updates after each epoch with validation.
         validation: By name (`val_...`), `[epochs]` values.
         name: What the run is called beside others.
@@ -50,7 +48,6 @@ class Run:
     heads: tuple[str, ...]
     steps: np.ndarray
     values: Mapping[str, np.ndarray]
-    layers: Mapping[str, Mapping[str, float]]
     validation_steps: np.ndarray
     validation: Mapping[str, np.ndarray]
     name: str = ""
@@ -90,16 +87,10 @@ def read(path: str | os.PathLike[str]) -> Run:
         )
     names = dict.fromkeys(name for line in updates for name in line)  # heads may have been added and dropped
     heads = tuple(name.removesuffix(_LOSS) for name in names if name.endswith(_LOSS))
-    measured: dict[str, dict[str, list[float]]] = {}
-    for line in updates:
-        for layer, of_layer in line.get("layers", {}).items():
-            for name, value in of_layer.items():
-                measured.setdefault(layer, {}).setdefault(name, []).append(np.nan if value is None else value)
     return Run(
         heads,
         np.array([line["step"] for line in updates]),
         _columns(updates),
-        {layer: {name: _mean(values) for name, values in found.items()} for layer, found in measured.items()},
         np.array([line["step"] for line in epochs]),
         _columns(epochs),
         Path(path).stem,
@@ -119,7 +110,7 @@ def _of_history(history: Callback) -> Run:
     steps = np.array(history.epoch) + 1
     validation = {name: values for name, values in known.items() if name.startswith("val_")}
     steps_of = {len(values): steps[-len(values) :] for values in validation.values()}
-    return Run(heads, steps, of_training, {}, next(iter(steps_of.values()), steps[:0]), validation, "history", "epochs")
+    return Run(heads, steps, of_training, next(iter(steps_of.values()), steps[:0]), validation, "history", "epochs")
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
@@ -177,7 +168,7 @@ def runs_of(run: Given) -> list[Run]:
 
 def _columns(found: Sequence[Config]) -> dict[str, np.ndarray]:
     names = dict.fromkeys(name for line in found for name in line)
-    names = {name: None for name in names if name not in ("step", "epoch", "applied", "layers")}
+    names = {name: None for name in names if name not in ("step", "epoch", "applied")}
     return {name: np.array([line.get(name) for line in found], np.float64) for name in names}
 
 
@@ -198,16 +189,6 @@ def cosines(run: Run) -> tuple[list[str], np.ndarray]:
     """The names of the rows of the matrix of mean cosines, and the matrix; nothing if no cosine is known."""
     means = {name: _mean(list(values)) for name, values in run.values.items()}
     return cosine_matrix({name: value for name, value in means.items() if np.isfinite(value)}, run.heads)
-
-
-def by_layer(run: Run) -> dict[str, np.ndarray]:
-    """The mean cosines in each layer by pair of heads: of the six pairs that are most opposed somewhere."""
-    found = {
-        f"{one} and {other}": np.array([values.get(f"{one}_{other}_cosine", np.nan) for values in run.layers.values()])
-        for one, other in itertools.combinations(run.heads, 2)
-    }
-    known = sorted((pair for pair in found if np.isfinite(found[pair]).any()), key=lambda pair: np.nanmin(found[pair]))
-    return {pair: found[pair] for pair in found if pair in known[:6]}
 
 
 def draw_losses(axis: Axis, run: Run) -> None:
@@ -273,13 +254,6 @@ def draw_cosines(axis: Axis, run: Run) -> None:
     """The mean cosines between heads."""
     heat_map(axis, "", *cosines(run))
     title(axis, "Which heads agree", "mean cosine of gradients: +1 the same, −1 opposed")
-
-
-def draw_layers(axis: Axis, run: Run) -> None:
-    """The mean cosines in each layer."""
-    by_pair = by_layer(run)
-    heat_map(axis, "", list(run.layers), np.array(list(by_pair.values())).T, list(by_pair))
-    title(axis, "Where in the encoder heads agree", "mean cosine of gradients in each layer, input at the top")
 
 
 def _known(by_head: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -120,7 +120,6 @@ def build(
         periods=periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier),
         of_measured=tuple(shapes.predictions[head.name] for head in measured),
         pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
-        layers_every=options.layers_every if options.telemetry == "full" else 0,
     )
     return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
 

@@ -59,7 +59,6 @@ class CompileOptions:
     encoder_learning_rate_multiplier: Rate
     encoder_weight_decay_multiplier: Rate
     telemetry: str | None
-    layers_every: int
     on_nonfinite: str
     max_skipped_updates: int | None
     check_labels: bool
@@ -88,7 +87,7 @@ class CompileOptions:
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
         check_choice("check_labels", self.check_labels, (True, False))
-        whole = ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
+        whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
         changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
         changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
@@ -159,14 +158,9 @@ def check_compile(
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
                 "`gradient_accumulation_steps`, which compares the rows of each batch."
             )
-    table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
-        ("balance_at", "representation", "`balancer`", checked.balancer is not None),
-        ("balance_every", 1, "`balancer`", checked.balancer is not None),
-        ("layers_every", 100, '`telemetry="full"`', checked.telemetry == "full"),
-    ]
-    for name, default, needed, is_there in table:
-        if (value := getattr(checked, name)) != default and not is_there:
-            text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
+    for name, default in (("balance_at", "representation"), ("balance_every", 1)):
+        if checked.balancer is None and (value := getattr(checked, name)) != default:
+            text = f"`{name}` has no effect without `balancer`. Pass it, or omit `{name}`. Received: {name}={value!r}."
             warnings.warn(text, UserWarning, stacklevel=3)
     weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
     invariant = [each for each in (checked.weighting, checked.balancer) if each is not None and each.scale_invariant]

@@ -138,7 +138,7 @@ def update_of_heads_apart(
     together.bind([head.name for head in spec.network.heads])
     of_representation = at == "representation"
     way = CombinedFirst(None, inner_products) if of_representation else PassPerHead(None, inner_products, at_parameters=True)
-    alone = replace(spec, schedule=together, num_micro_batches=1, way=way, layers_every=0)
+    alone = replace(spec, schedule=together, num_micro_batches=1, way=way)
     update = compute_update(alone, [batch], step, loss_scale)
     combined = update.combined
     return update, combined.leaves if of_representation else times(combined.rows, update.losses.factors)

@@ -41,15 +41,12 @@ HeadLosses = tuple[LossGradients, LossGradients]
 
 
 class HeadsPass:
-    """The forward pass of a micro-batch, and the backward passes of the heads down to the representation.
+    """The forward pass of a micro-batch, and the backward passes of the heads down to the representation."""
 
-    There may be several backward passes through the encoder if it `is_repeated`.
-    """
-
-    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool) -> None:
+    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights) -> None:
         self.network, self._inputs, self._weights = network, micro_batch.inputs, weights
         self._variables = network.trained(network.encoder_tensors)
-        with tf.GradientTape(watch_accessed_variables=False, persistent=is_repeated) as self._tape:
+        with tf.GradientTape(watch_accessed_variables=False, persistent=True) as self._tape:
             self._tape.watch(self._variables)
             with in_inference_mode(network.frozen_layers):
                 representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
@@ -166,10 +163,8 @@ class HeadsPass:
             rows[k][i] = added(rows[k][i], of_loss)
         return rows
 
-    def by_head_if(self, condition: tf.Tensor | None) -> list[list[Gradient]]:
-        """`by_head` if the condition holds, zeros otherwise; nothing for None, a condition that never holds."""
-        if condition is None:
-            return []
+    def by_head_if(self, condition: tf.Tensor) -> list[list[Gradient]]:
+        """`by_head` if the condition holds, zeros otherwise."""
         shapes = [tf.shape(tensor) for tensor in self.network.encoder_tensors]
         found = iter(computed_if(condition, lambda: list(chain(*self.by_head())), shapes * len(self.heads)))
         return [[next(found) for _ in shapes] for _ in self.heads]

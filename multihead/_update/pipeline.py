@@ -8,16 +8,15 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch
 from multihead._ground import replicas
-from multihead._ground.tensors import computed_if, inner_products, unchecked, where
+from multihead._ground.tensors import unchecked, where
 from multihead._ground.validation import stop_unless
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas, fully_labelled
 from multihead._update.micro_batches import MicroBatch, MicroBatches, each, plus
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
-from multihead._update.representation import weighted
 from multihead._update.spec import UpdateSpec
-from multihead._update.update import Combined, RollBack, Update
-from multihead._update.weights import Losses, LossWeights, head_weights_at, meeting_of
+from multihead._update.update import RollBack, Update
+from multihead._update.weights import LossWeights, head_weights_at, meeting_of
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
@@ -41,8 +40,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
     # gradients are combined, once; each head keeps its own variables' gradients.
     parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
-    micro_batches, by_layer = MicroBatches(parts, spec.num_micro_batches), spec.measures_layers_at(step)
-    sums, losses, combined = spec.way.gradients(network, micro_batches, weights, by_layer)
+    micro_batches = MicroBatches(parts, spec.num_micro_batches)
+    sums, losses, combined = spec.way.gradients(network, micro_batches, weights)
     own = sums.of_heads(network, losses.factors)
 
     # 4. Regularizers of weights, which have no micro-batches and no replicas.
@@ -68,7 +67,6 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         combined=combined,
         norms=seen,
         losses=losses,
-        by_layer=_products_by_layer(spec, by_layer, combined, losses),
         micro_batches=micro_batches,
         rates=spec.rates,
         roll_back=roll_back,
@@ -116,20 +114,3 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
     heads = zip(spec.network.heads, spec.network.stateful)
     in_doubt = [head.loss.has_count or head.loss.takes_labelled_rows for head in spec.network.heads]
     return [by_schedule or head.name in weighted or stateful or own for (head, stateful), own in zip(heads, in_doubt)]
-
-
-def _products_by_layer(
-    spec: UpdateSpec, condition: tf.Tensor | None, combined: Combined, losses: Losses
-) -> tf.Tensor | None:
-    """`[layers, num_heads + 1, num_heads + 1]` float64 products of the heads' gradients and the combined one, or zeros."""
-    if condition is None:
-        return None
-    layers, size = spec.network.layers.values(), len(combined.rows) + 1
-    factors = None if losses.factors is None else tf.concat([losses.factors, [1.0]], axis=0)
-
-    def products() -> list[tf.Tensor]:
-        rows = (*combined.rows, combined.gradients)
-        found = [inner_products([[row[i] for i in positions] for row in rows]) for positions in layers]
-        return [tf.stack([weighted(each, factors) for each in found])]
-
-    return computed_if(condition, products, [tf.constant([len(layers), size, size])])[0]

@@ -55,7 +55,6 @@ class UpdateSpec:
     periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
     # The positions of pairs of heads whose gradients can be compared where they are combined
     pairs: tuple[tuple[int, int], ...]
-    layers_every: int = 0  # the heads' gradients are measured by layer in every so many updates; 0 in none
     of_measured: tuple[Predictions, ...] = ()  # the same of each head that is only measured
     plan: Plan = Plan()  # what the step relies on
 
@@ -85,11 +84,6 @@ class UpdateSpec:
     def period_at(self, step: int) -> int:
         """The number of the period that a step belongs to."""
         return max(i for i, rates in enumerate(self.periods) if rates.start <= step)
-
-    def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
-        """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
-        measures = self.layers_every and self.network.trained(self.network.encoder_tensors)
-        return tf.equal((step + 1) % self.layers_every, 0) if measures else None
 
     @property
     def groups(self) -> list[tuple[list[int], list[tf.Variable]]]:

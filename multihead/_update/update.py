@@ -115,9 +115,6 @@ class Update(Change):
     combined: Combined  # the encoder's gradient, and how it was combined
     norms: tf.Tensor | None  # `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`
     losses: Losses  # the losses over all replicas, their weights and their total
-    # `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the combined
-    # gradient in each encoder layer; zeros in updates that do not measure them, None if none does
-    by_layer: tf.Tensor | None
     micro_batches: MicroBatches  # the examples on this replica
     rates: Rates
 

@@ -42,8 +42,8 @@ class Way(ABC):
         self._balancer, self.measure = balancer, measure
 
     @abstractmethod
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
-        """The gradients of an update; `by_layer` is whether those of heads are measured by layer; None: never."""
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+        """The gradients of an update."""
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
@@ -58,27 +58,27 @@ class Way(ABC):
 class Summed(Way):
     """Adds the heads' gradients before one backward pass of each micro-batch, where their weights are known before."""
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
+            found = HeadsPass(network, micro_batch, weights)
             rows = found.at_representation
             encoder = found.backward(total(rows), tf.ones([len(rows)]))
             sums = Sums.of(found, is_measured=self.measure is not None)
-            return sums, encoder, found.by_head_if(by_layer), self._measured(rows)
+            return sums, encoder, [], self._measured(rows)
 
-        shapes = self._shapes(network, has_rows=by_layer is not None) if len(micro_batches) > 1 else None
-        sums, encoder, rows, products = accumulate(of_micro_batch, micro_batches, shapes)
+        shapes = self._shapes(network, has_rows=False) if len(micro_batches) > 1 else None
+        sums, encoder, _, products = accumulate(of_micro_batch, micro_batches, shapes)
         losses, products = Losses(weights, sums.losses), _reduced(products, None)
         encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(None, losses, products)
-        return sums, losses, Combined(encoder, coefficients, products, products, rows=_of_all_replicas(rows))
+        return sums, losses, Combined(encoder, coefficients, products, products)
 
 
 class CombinedFirst(Way):
     """Combines the heads at the representation before one backward pass, for updates of a single micro-batch."""
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
         (micro_batch,) = micro_batches
-        found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
+        found = HeadsPass(network, micro_batch, weights)
         sums = Sums.of(found, is_measured=self.measure is not None)
         losses = Losses(weights, sums.losses)
         rows, square = times(found.at_representation, losses.factors), None
@@ -90,8 +90,7 @@ class CombinedFirst(Way):
             coefficients = coefficients_of(self._balancer, losses, products)
             leaves = total(rows if self._balancer is None else times(rows, coefficients))
         encoder = replicas.all_reduce_sum(found.backward(leaves, losses.times_factors(coefficients)))
-        apart = {"rows": _of_all_replicas(found.by_head_if(by_layer)), "leaves": rows}
-        return sums, losses, Combined(encoder, coefficients, products, products, square, **apart)
+        return sums, losses, Combined(encoder, coefficients, products, products, square, leaves=rows)
 
 
 class PassPerHead(Way):
@@ -113,11 +112,11 @@ class PassPerHead(Way):
         super().__init__(balancer, measure)
         self._at_parameters, self.may_reuse = at_parameters, may_reuse
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Tensor) -> Found:
-        solves, known = self._reused(weights, by_layer)
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+        solves, known = self._reused(weights)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights, is_repeated=True)
+            found = HeadsPass(network, micro_batch, weights)
             sums, products = Sums.of(found, is_measured=False), self._measured(found.at_representation)
             if solves is None:
                 return sums, found.of_added(), found.by_head(), products
@@ -132,10 +131,9 @@ class PassPerHead(Way):
             return sums, losses, self._balanced(network, rest, rows, losses, at_representation, solves)
         coefficients = coefficients_of(self._balancer, losses, at_representation)
         encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
-        rows = [] if by_layer is None else _of_all_replicas(rows)
-        return sums, losses, Combined(encoder, coefficients, at_representation, at_representation, rows=rows)
+        return sums, losses, Combined(encoder, coefficients, at_representation, at_representation)
 
-    def _reused(self, weights: LossWeights, by_layer: tf.Tensor | None) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor | None, tf.Tensor | None]:
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
         if self._balancer is None or not self.may_reuse or in_xla():
             return None, None
@@ -143,7 +141,7 @@ class PassPerHead(Way):
         if found is None:
             return None, None
         solves, coefficients = found
-        return solves if by_layer is None else solves | by_layer, where(weights.meeting, coefficients, 0.0)
+        return solves, where(weights.meeting, coefficients, 0.0)
 
     def _balanced(
         self,

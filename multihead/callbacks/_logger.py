@@ -41,7 +41,6 @@ class PerUpdate(keras.callbacks.Callback):
         self._seen = 0  # updates, skipped ones included
         self._step = 0
         self._calls = 0  # of the step function since the statistics were last read
-        self._layers: list[str] = []  # the encoder's layers, by their names when the run began
 
     def _begin(self, place: int | None) -> None:
         """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
@@ -51,21 +50,21 @@ class PerUpdate(keras.callbacks.Callback):
         raise NotImplementedError
 
     def get_run_state(self) -> Config:
-        """Called by `Checkpoint`: the names of layers; all updates until now are written."""
+        """Called by `Checkpoint`: all updates until now are written."""
         if not self._is_begun:
             return {}
         self._read()
-        return {"layers": self._layers}
+        return {"step": self._step}
 
     def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
         if state:
-            self._start(state["layers"], state.get("place"))
+            self._start(state.get("place"))
 
-    def _start(self, layers: list[str], place: int | None = None) -> None:
+    def _start(self, place: int | None = None) -> None:
         metrics = self.model.log_metrics
         self._seen = 0 if metrics is None else metrics.num_recorded
-        self._is_begun, self._step, self._calls, self._layers = True, self.model.num_updates, 0, layers
+        self._is_begun, self._step, self._calls = True, self.model.num_updates, 0
         self._begin(place)
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -89,7 +88,7 @@ class PerUpdate(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:  # now callbacks that load weights have done so
-            self._start([])
+            self._start()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -113,10 +112,6 @@ class PerUpdate(keras.callbacks.Callback):
         lines = metrics.latest(recorded - self._seen)
         step = end - sum(line["applied"] for line in lines)
         for line in lines:
-            if "layers" in line:  # with the names of when the run began: Keras's own count the layers of a process
-                if len(self._layers) != len(line["layers"]):
-                    self._layers = list(line["layers"])
-                line["layers"] = dict(zip(self._layers, line["layers"].values()))
             if (step + 1) % self.every == 0:
                 self._write({"step": step + 1, "epoch": self._epoch, **line})
             step += line["applied"]
@@ -128,8 +123,7 @@ class UpdateLogger(PerUpdate):
 
     A line has `step`, the number of updates applied so far, including this one; `epoch`; `applied`; and the statistics of
     `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the norm of
-    an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same statistics in each
-    layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
+    an idle head. An update that was skipped has `"applied": false` and the step that it would have reached. After
     each epoch with validation, a line with the `val_...` metrics follows.
 
     Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
@@ -257,10 +251,6 @@ class HeadTensorBoard(PerUpdate):
             for name, value in line.items():
                 if isinstance(value, float):
                     _add_to_board(self._tag(name), tf.constant(value, tf.float32), "scalars")
-            for layer, statistics in line.get("layers", {}).items():
-                for name, value in statistics.items():
-                    if value is not None:
-                        _add_to_board(f"layers/{layer}/{name}", tf.constant(value, tf.float32), "scalars")
         self._writer.flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:

@@ -15,8 +15,7 @@ head are means over the updates that train it. All are of the gradient of a whol
 batches and replicas, and without loss scaling.
 
 `telemetry=None` leaves out all that needs gradients. `"norms"` adds norms, shares, coefficients and counts; `"full"` also
-cosines, norms of the update and averages, and the same statistics in each encoder layer in every `layers_every`-th
-update, which only the ledger holds.
+cosines, norms of the update and averages. `trainer.diagnose` measures norms and cosines in each layer of the encoder.
 
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
@@ -26,7 +25,6 @@ finite shows as such. `skipped_updates` is logged even if it is 0: Keras's `CSVL
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -34,7 +32,6 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.tensors import norm_of_present
-from multihead._update.representation import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 
@@ -170,32 +167,3 @@ STATISTICS = (
     Statistic("updates", lambda update: tf.ones_like(update.loss_sums), "norms", is_sum=True),
 )
 """The statistics of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
-
-OF_LAYER = {"norm": "head", "share": "head", "update_cosine": "head", "cosine": "pair", "update_norm": "update"}
-"""The statistics of an encoder layer, by name: whether there is one per head, per pair of heads, or one."""
-
-
-def values_of_layers(spec: UpdateSpec, update: Update, applied: tf.Tensor, number: int) -> tf.Tensor:
-    """This replica's part of the statistics of all layers, `[number]`, layer by layer in the order of `OF_LAYER`.
-
-    They are NaN in an update in which they are not measured.
-    """
-    measured, by_layer, nothing = spec.measures_layers_at(update.step), update.by_layer, tf.fill([number], float("nan"))
-    if measured is None or by_layer is None:
-        return nothing
-
-    def values() -> tf.Tensor:
-        norms, cosines = tf.sqrt(tf.linalg.diag_part(by_layer)), cosines_of(by_layer)
-        of_heads = tf.cast(norms[:, :-1], tf.float32)
-        parts = tf.abs(update.combined.coefficients) * of_heads
-        pairs = [cosines[:, i, j, tf.newaxis] for i, j in itertools.combinations(range(of_heads.shape[1]), 2)]
-        found = {
-            "norm": of_heads,
-            "share": tf.math.divide_no_nan(parts, tf.reduce_sum(parts, axis=1, keepdims=True)),
-            "update_cosine": cosines[:, :-1, -1],
-            "cosine": tf.concat(pairs, axis=1) if pairs else of_heads[:, :0],
-            "update_norm": tf.cast(norms[:, -1:], tf.float32),
-        }
-        return replicas.part_of(tf.reshape(tf.concat([found[name] for name in OF_LAYER], axis=1), [-1]))
-
-    return tf.cond(measured & applied, values, lambda: nothing)

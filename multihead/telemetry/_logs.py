@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import keras
@@ -17,10 +16,10 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
-from multihead.telemetry import LEVELS, LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
+from multihead.telemetry import LEVELS, LOSSES, STATISTICS, names_of
 
 Key = str | tuple[str, str]
-"""What tells a value from the others: its name in the logs, or a kind or a layer and a name."""
+"""What tells a value from the others: its name in the logs, or a kind and a name."""
 
 ADDED_LOSS = "added_loss"
 """The name of the sum of the losses that layers add, if any does."""
@@ -113,8 +112,7 @@ class LogMetrics:
 
     Attributes:
         averaged: The names of the statistics that have a running average.
-        columns: What is known of each of the latest updates: statistics, averages, pairs of a layer and a statistic, and
-            whether it was applied.
+        columns: What is known of each of the latest updates: statistics, averages, and whether it was applied.
     """
 
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
@@ -127,11 +125,8 @@ class LogMetrics:
         names = [name for _, names in self._shown for name in names]
         self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
         self._averaged_at = [names.index(name) for name in self.averaged]
-        pairs = list(itertools.combinations(range(len(heads)), 2))
-        of_layer = [name for each, per in OF_LAYER.items() for name in names_of(each, per, heads, pairs)]
-        self._of_layers = list(itertools.product(spec.network.layers if spec.layers_every else [], of_layer))
         averages = [f"{name}_average" for name in self.averaged]
-        self.columns: list[Key] = [*names, *averages, *self._of_layers, "applied"] if names else []
+        self.columns = [*names, *averages, "applied"] if names else []
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
         self._num_statistics = len(names)
@@ -192,8 +187,6 @@ class LogMetrics:
         row = [where(counted, values, float("nan"))]
         if self.averaged:
             row.append(self._average(*(tf.gather(each, self._averaged_at) for each in (known, counted, numbers))))
-        if self._of_layers:
-            row.append(values_of_layers(self._spec, update, applied, len(self._of_layers)))
         row.append(replicas.part_of(tf.cast(applied, tf.float32))[tf.newaxis])
         kept, new = tensor_variable(self.sums.latest), tf.concat(row, axis=0)[tf.newaxis]
         kept.assign(new if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], new], axis=0))
@@ -303,18 +296,14 @@ class LogMetrics:
     def latest(self, number: int) -> list[Config]:
         """The statistics of at most so many latest updates, oldest first.
 
-        Each has `applied`, statistics and averages by name, and `layers` if they were measured; None for missing values.
+        Each has `applied`, statistics and averages by name; None for missing values.
         """
         rows, lines = np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.latest))), []
         unlisted = {"applied", *(name for each, names in self._shown if each.is_sum for name in names)}
         for row in rows[len(rows) - min(number, len(rows)) :]:
             values = {key: float(value) if np.isfinite(value) else None for key, value in zip(self.columns, row)}
             line: Config = {"applied": bool(row[-1] > 0.5)}
-            line.update({key: values[key] for key in self.columns if key not in unlisted and isinstance(key, str)})
-            if any(values[key] is not None for key in self._of_layers):
-                line["layers"] = {layer: {} for layer, _ in self._of_layers}
-                for layer, name in self._of_layers:
-                    line["layers"][layer][name] = values[layer, name]
+            line.update({key: values[key] for key in self.columns if key not in unlisted})
             lines.append(line)
         return lines
 

@@ -43,7 +43,6 @@ UPDATES = {
 OTHERS = {
     "micro_batches": {"micro_batches": 2},
     "telemetry": {"telemetry": "full"},
-    "layers_every": {"telemetry": "full", "layers_every": 1},
     "on_nonfinite": {"on_nonfinite": "raise"},
     "max_skipped_updates": {"max_skipped_updates": 1},
     "check_labels": {"check_labels": False},

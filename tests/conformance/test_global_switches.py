@@ -71,7 +71,7 @@ def debugged_data():
 SWITCHES = (checked_numerics, functions_eager, determinism, debugged_data)
 OPTIONS = {
     "plain": {"telemetry": None},
-    "balanced": {"balancer": "UPGrad", "telemetry": "full", "layers_every": 1},
+    "balanced": {"balancer": "UPGrad", "telemetry": "full"},
     "micro-batches": {"balancer": "CAGrad", "micro_batches": 2},
     "at the parameters": {"balancer": "GradVac", "balance_at": "parameters", "balance_every": 2},
     "weighted": {"weighting": "Uncertainty"},

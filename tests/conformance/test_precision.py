@@ -111,7 +111,7 @@ def test_every_policy_trains(dtypes, telemetry, level, gathering, weighted, eage
     if policy == "mixed_float16":  # with a scale at which nothing overflows
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=2.0**6)
     balancing = {} if level is None else {"balancer": "UPGrad", "balance_at": level}
-    options = gathering | ({"layers_every": 1} if telemetry == "full" else {})
+    options = gathering
     trainer.compile(optimizer, telemetry=telemetry, run_eagerly=eagerly, **balancing, **options)
     targets = {"size": SIZE.astype(floatx), "kind": KIND}
     trainer.compute_gradients([(TOKENS[:8], {name: values[:8] for name, values in targets.items()})])  # builds

@@ -75,7 +75,7 @@ def test_weightings(name):
 
 OPTIONS = {
     "in a graph": lambda: {"run_eagerly": False},
-    "all statistics": lambda: {"telemetry": "full", "balancer": "UPGrad", "balance_at": "parameters", "layers_every": 1},
+    "all statistics": lambda: {"telemetry": "full", "balancer": "UPGrad", "balance_at": "parameters"},
     "micro-batches": lambda: {"micro_batches": 3, "balancer": "UPGrad", "run_eagerly": False},
     "micro-batches at the parameters": lambda: {"micro_batches": 3, "balancer": "UPGrad", "balance_at": "parameters"},
     "accumulated": lambda: {"gradient_accumulation_steps": 2, "weighting": "IMTLL", "run_eagerly": False},

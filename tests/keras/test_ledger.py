@@ -70,14 +70,13 @@ def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_p
 
 def test_lines_tensorboard_and_logs_show_the_same_statistics(tmp_path):
     path = tmp_path / "run.jsonl"
-    made = trainer(layers_every=2)
+    made = trainer()
     fit(made, UpdateLogger(path, every=2), HeadTensorBoard(tmp_path), validation_data=(X, Y))
     lines = [line for line in lines_of(path) if "applied" in line]
     assert [line["step"] for line in lines] == [2, 4, 6, 8] and [line["epoch"] for line in lines] == [0, 1, 1, 2]
     assert [line["step"] for line in lines_of(path) if "val_price_loss" in line] == [3, 6, 9]
     second, fourth = lines[:2]
     assert fourth["size_norm"] is None and fourth["price_size_cosine"] is None and fourth["price_share"] == 1
-    assert all("layers" in line for line in lines) and set(second["layers"]) == {"shared"}
     assert not {"a_updates", "skipped_updates"} & second.keys()
     # A running average is 1 / (1 - decay^n) of the exponential one: here after the updates 2 and 3 of `size`.
     assert second["size_norm_average"] == pytest.approx(second["size_norm"])
@@ -87,7 +86,7 @@ def test_lines_tensorboard_and_logs_show_the_same_statistics(tmp_path):
 
     board = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0}).Reload()
     tags = board.Tags()["tensors"]
-    assert {"price/norm", "size/val_loss", "update/norm", "cosines/price and size", "layers/shared/price_norm"} < set(tags)
+    assert {"price/norm", "size/val_loss", "update/norm", "cosines/price and size"} < set(tags)
     found = {event.step: float(tf.make_ndarray(event.tensor_proto)) for event in board.Tensors("price/norm")}
     assert sorted(found) == list(range(1, 10)) and found[4] == pytest.approx(fourth["price_norm"])
     (image, *others) = [tf.make_ndarray(event.tensor_proto) for event in board.Tensors("cosines")]

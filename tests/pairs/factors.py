@@ -34,7 +34,6 @@ FACTORS: dict[str, list[str]] = {
     "encoder_rate": ["one", "half", "frozen", "stages"],
     "encoder_decay": ["one", "none"],
     "telemetry": ["none", "norms", "full"],
-    "layers_every": ["1", "100"],
     "on_nonfinite": ["skip", "raise"],
     "max_skipped_updates": ["25", "none"],
     "check_labels": ["yes", "no"],

@@ -198,7 +198,6 @@ def trainer_of(row: dict[str, str], **changed: Any) -> MultiHeadTrainer:
         "encoder_learning_rate_multiplier": encoder_rate(row),
         "encoder_weight_decay_multiplier": 0.0 if row["encoder_decay"] == "none" else 1.0,
         "telemetry": None if row["telemetry"] == "none" else row["telemetry"],
-        "layers_every": int(row["layers_every"]),
         "on_nonfinite": row["on_nonfinite"],
         "max_skipped_updates": None if row["max_skipped_updates"] == "none" else 25,
         "check_labels": row["check_labels"] == "yes",

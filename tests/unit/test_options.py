@@ -19,7 +19,6 @@ PLAIN = {
     "micro_batches": 1,
     "gradient_accumulation_steps": 1,
     "telemetry": "norms",
-    "layers_every": 100,
     "on_nonfinite": "skip",
     "max_skipped_updates": 25,
     "check_labels": True,

@@ -42,8 +42,6 @@ def ledger(tmp_path_factory):
                 "price_kind_cosine": 0.75,
                 "size_kind_cosine": None,
             }
-            if step % 30 == 0:
-                line["layers"] = {f"layer_{i}": {"price_kind_cosine": 0.1 * i, "price_size_cosine": None} for i in range(3)}
             file.write(json.dumps(line) + "\n")
             if step % 20 == 0:
                 file.write(json.dumps({"step": step, "epoch": step // 20, "val_price_loss": 0.5}) + "\n")
@@ -63,7 +61,6 @@ def test_a_run_is_read_without_skipped_updates_and_what_was_cut_off(ledger):
     run = plots.read(ledger)
     assert run.heads == HEADS and len(run.steps) == 59 and 7 not in run.steps
     assert np.isnan(run.values["size_norm"][run.steps % 2 == 0]).all()
-    assert run.layers["layer_2"]["price_kind_cosine"] == pytest.approx(0.2)
     assert run.validation_steps.tolist() == [20, 40, 60] and run.validation["val_price_loss"].tolist() == [0.5] * 3
 
 
@@ -79,12 +76,12 @@ def test_heads_that_came_and_went_are_drawn(tmp_path):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines", "layers"])
+@pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines"])
 def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name):
     figure = getattr(plots, name)(ledger)
     texts = texts_of(figure)
     shown = " ".join(text.get_text() for text in texts)
-    assert all(head in shown for head in (("price", "kind") if name == "layers" else HEADS))
+    assert all(head in shown for head in HEADS)
     assert figure.axes[0].get_title(loc="left") and figure.axes[0].get_legend() is None
     boxes = [text.get_window_extent() for text in texts]
     assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
@@ -96,13 +93,11 @@ def test_command_draws_what_a_run_has(ledger, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), "--output", str(tmp_path)])
     runpy.run_module("multihead", run_name="__main__")  # as `python -m multihead`
     printed = capsys.readouterr().out.split()
-    assert printed == [
-        str(tmp_path / f"{name}.png") for name in ("losses", "norms", "shares", "weights", "cosines", "layers")
-    ]
-    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("losses", "layers"))
+    assert printed == [str(tmp_path / f"{name}.png") for name in ("losses", "norms", "shares", "weights", "cosines")]
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("losses", "cosines"))
     lines = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()[:-1]]
     few = tmp_path / "few.jsonl"
-    plain = [{k: v for k, v in line.items() if not k.endswith(("cosine", "coefficient", "layers"))} for line in lines]
+    plain = [{k: v for k, v in line.items() if not k.endswith(("cosine", "coefficient"))} for line in lines]
     few.write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
     assert [path.name for path in plots.all_of(few, tmp_path / "few")] == ["losses.png", "norms.png", "shares.png"]
     monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(tmp_path / "absent.jsonl")])
@@ -115,7 +110,6 @@ def test_what_a_run_does_not_have_is_explained(tmp_path):
     path.write_text('{"step": 1, "epoch": 0, "applied": true, "loss": 1.0, "a_loss": 1.0, "a_norm": 1.0, "a_share": 1.0}\n')
     for picture, message in (
         (plots.cosines, '`run` must have cosines. Received: a run without.*telemetry="full"'),
-        (plots.layers, "`run` must have cosines by layer.*layers_every"),
         (plots.weights, "`run` must have weights that change"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -31,7 +31,6 @@ def plain():
 IDLE = [
     ({"balance_every": 2}, "`balance_every` has no effect without `balancer`", {"balancer": "EqualNorms"}),
     ({"balance_at": "parameters"}, "`balance_at` has no effect without `balancer`", {"balancer": "EqualNorms"}),
-    ({"layers_every": 5}, '`layers_every` has no effect without `telemetry="full"`', {"telemetry": "full"}),
 ]
 
 

@@ -105,7 +105,7 @@ def test_saved_and_resumed_it_goes_on_from_the_same_coefficients(tmp_path):
 OPTIONS = [
     {},
     {"run_eagerly": False},
-    {"run_eagerly": False, "micro_batches": 2, "telemetry": "full", "layers_every": 2},
+    {"run_eagerly": False, "micro_batches": 2, "telemetry": "full"},
     {"gradient_accumulation_steps": 2},
     {"head_schedule": schedules.Alternate({"tag": 2, "price": 2, "size": 2})},
     {"weighting": "uncertainty"},
