@@ -68,35 +68,33 @@ class Data(NamedTuple):
     ) -> tf.data.Dataset:
         """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps."""
         if self.is_arrays:
-            return self._of_arrays(batch_size, steps, shuffle, seed)
-        if self.batches is None:
-            if isinstance(self.x, tf.data.Dataset):
-                return _without_absent(self.x)
-            raise ValueError(
-                f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
-                f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
+            parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+            size = num_examples(self.x)
+            batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
+            if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(parts)):
+                examples = tf.data.Dataset.from_tensor_slices(parts)
+                return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
+            numbers = tf.data.Dataset.range(size)
+            numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
+            numbers = numbers.map(as_is(lambda chosen: tf.random.shuffle(chosen, seed))) if shuffle == "batch" else numbers
+            # Taken from whole arrays, whole batches at a time.
+            whole = tf.data.Dataset.from_tensors(parts).repeat()
+            return tf.data.Dataset.zip((numbers, whole)).map(
+                as_is(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
             )
-        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=tuple(self.specs or ()))
-        # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
-        options = tf.data.Options()
-        options.autotune.enabled = False  # it would make maps parallel, and prefetch
-        batches = batches.with_options(options)
-        return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
-
-    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Given, seed: int | None) -> tf.data.Dataset:
-        parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
-        size = num_examples(self.x)
-        batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
-        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(parts)):
-            examples = tf.data.Dataset.from_tensor_slices(parts)
-            return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
-        numbers = tf.data.Dataset.range(size)
-        numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
-        numbers = numbers.map(as_is(lambda chosen: tf.random.shuffle(chosen, seed))) if shuffle == "batch" else numbers
-        # Taken from whole arrays, whole batches at a time.
-        whole = tf.data.Dataset.from_tensors(parts).repeat()
-        return tf.data.Dataset.zip((numbers, whole)).map(
-            as_is(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
+        if self.batches is not None:
+            made = partial(self.batches, shuffle)
+            batches = tf.data.Dataset.from_generator(made, output_signature=tuple(self.specs or ()))
+            # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
+            options = tf.data.Options()
+            options.autotune.enabled = False  # it would make maps parallel, and prefetch
+            batches = batches.with_options(options)
+            return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
+        if isinstance(self.x, tf.data.Dataset):
+            return _without_absent(self.x)
+        raise ValueError(
+            f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
+            f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
         )
 
     def whole(self, batch_size: int | None, steps: int | None) -> Dataset:

@@ -71,15 +71,13 @@ class CompileOptions:
         weighting = weightings.get(self.weighting)
         balancer = balancing.get(self.balancer)
         schedule = schedules.Together() if self.head_schedule is None else self.head_schedule
-        for argument, value, kind, example in (
-            ("head_schedule", schedule, schedules.Schedule, "schedules.Alternate({...: 1, ...: 9})"),
-            ("clip", self.clip, clipping.Clipping, "clipping.ByGlobalNorm(5.0)"),
+        for argument, value, kind, module, example in (
+            ("head_schedule", schedule, schedules.Schedule, schedules, "schedules.Alternate({...: 1, ...: 9})"),
+            ("clip", self.clip, clipping.Clipping, clipping, "clipping.ByGlobalNorm(5.0)"),
         ):
             if value is not None and not isinstance(value, kind):
-                raise TypeError(
-                    f"`{argument}` must be one of multihead.{example.partition('.')[0]}. Received: {argument}={value!r}. "
-                    f"Pass, for example, {example}."
-                )
+                hint = did_you_mean([value], module.__all__, f"Pass, for example, {example}.")
+                raise TypeError(f"`{argument}` must be one of {module.__name__}. Received: {argument}={value!r}. {hint}")
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         check_choice("telemetry", self.telemetry, LEVELS)
         check_choice("jit_compile", self.jit_compile, (None, True, False, "auto"))

@@ -209,16 +209,21 @@ class TrainerState(KerasHooks, keras.Model):
         batch, with open batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
         makes some of ones and zeros. With `every_head`, a head that is trained must have targets.
         """
-        known = self._shapes.specs
-        if every_head and specs is not None:
-            check_every_head(specs.targets, self._setup.trained)
+        heads, predicted, known = self._setup.heads, self._shapes.predictions, self._shapes.specs
+        trained = self._setup.trained if every_head and specs is not None else ()
         specs = known if specs is None else specs
         if specs is None:
             return
-        found = [
-            head.name for head in self._setup.heads if head.metrics is not None and head.name in self._shapes.predictions
-        ]
-        is_new = self._built is None or known is None or not specs.targets.keys() <= set(found)
+        absent = [head.name for head in trained if head.name not in specs.targets and not is_zero(head.weight)]
+        if absent:
+            raise ValueError(
+                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+                f"never be trained. Received: targets for {quoted(specs.targets)}; the heads are "
+                f"{quoted(self._setup.names)}. Correct the key, or add targets that are `ignore_label` or NaN where the "
+                "label is missing; with a weight of 0, a head needs none."
+            )
+        found = {head.name for head in heads if head.metrics is not None and head.name in predicted}
+        is_new = self._built is None or known is None or not specs.targets.keys() <= found
         wider = specs if is_new or known is None else widened(known, specs)
         if not is_new and wider == known:
             return
@@ -266,16 +271,3 @@ def _parts(heads: tuple[NamedHead, ...]) -> Config:
     """The modules and scalings of heads by the attributes under which Keras saves them."""
     modules = {HEAD + head.name: head.module for head in heads if isinstance(head.module, (keras.layers.Layer, tf.Module))}
     return {**modules, **{SCALING + head.name: head.scaling for head in heads if head.scaling is not None}}
-
-
-def check_every_head(targets: Mapping[str, Tensor], heads: Sequence[NamedHead]) -> None:
-    """Checks that there are targets for every head that is trained."""
-    absent = [head.name for head in heads if head.name not in targets and not is_zero(head.weight)]
-    if absent:
-        head_names = [head.name for head in heads]
-        raise ValueError(
-            f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
-            f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(head_names)}. "
-            "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing; with a weight of "
-            "0, a head needs none."
-        )
