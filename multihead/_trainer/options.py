@@ -192,7 +192,7 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
     if optimizer is None:  # as Keras 3 returns for None
         hint = did_you_mean([received], optimizer_names(), "Pass an instance, as in keras.optimizers.Adam(0.001).")
         raise ValueError(
-            f"`optimizer` must be one Keras optimizer, its name or its configuration; the names are "
+            f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
             f"{quoted(optimizer_names())}. Received: optimizer={received!r}. {hint}{problem}"
         )
     if is_legacy_optimizer(optimizer):

@@ -37,7 +37,7 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_no_optimizer(kind):
     given, remedy = WRONG[kind]
-    with pytest.raises(ValueError, match=rf"(?s)`optimizer` must be one Keras optimizer, .*Received: optimizer=.*{remedy}"):
+    with pytest.raises(ValueError, match=rf"(?s)`optimizer` must be a Keras optimizer, .*Received: optimizer=.*{remedy}"):
         check_optimizer(given())
 
 
