@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from multihead import plots
 from multihead._display.drawing import optional
-from multihead._ground.validation import did_you_mean, quoted
 from multihead.comparison._compare import compare
 
 
@@ -56,41 +54,26 @@ def _compare(options: argparse.Namespace) -> list[Path]:
     If matplotlib is installed, the front is drawn beside the lines. The file is imported under its name without `.py`, from
     its folder, so that further processes can import it, too.
     """
-    module, parameters = _imported(Path(options.config)), inspect.signature(compare).parameters
-    found = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
-    needed = [name for name, each in parameters.items() if each.default is each.empty]
-    missing = [name for name in needed if name not in found]
-    if missing:
-        hints = [name for name in vars(module) if not name.startswith("_") and name not in found]
+    path, parameters = Path(options.config), inspect.signature(compare).parameters
+    module = None
+    if path.is_file() and path.suffix == ".py":
+        sys.path.insert(0, str(path.resolve().parent))
+        module = importlib.import_module(path.stem)
+    if module is None or Path(module.__file__ or "").resolve() != path.resolve():
         raise ValueError(
-            f"`config` must define {quoted(needed)}, arguments of `multihead.compare`, as variables. Received: "
-            f"{options.config!r}, without {quoted(missing)}. {did_you_mean(missing, hints, 'Add them.')}"
+            "`config` must be a Python file whose name no other module has, such as `my_study.py`. "
+            f"Received: {options.config!r}. Correct the path, or rename the file."
         )
-    file = Path(options.file or f"{options.config.removesuffix('.py')}.jsonl")
-    given = {} if options.processes is None else {"processes": options.processes}
-    result = compare(**{**found, "file": file, **given})
+    given = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
+    given["file"] = file = Path(options.file or path.with_suffix(".jsonl"))
+    if options.processes is not None:
+        given["processes"] = options.processes
+    result = compare(**given)
     sys.stdout.write(f"\n{result}\n\n")
     if optional("matplotlib") is None:
         return [file]
     plots.front(result).savefig(file.with_suffix(".png"))
     return [file, file.with_suffix(".png")]
-
-
-def _imported(path: Path) -> ModuleType:
-    if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
-        raise FileNotFoundError(
-            "`config` must be a Python file whose name can be imported, such as `my_study.py`. "
-            f"Received: {str(path)!r}. Correct the path, or rename the file."
-        )
-    known = importlib.util.find_spec(path.stem) if path.stem not in sys.modules else sys.modules[path.stem].__spec__
-    origin = None if known is None else known.origin
-    if known is not None and (origin is None or Path(origin).resolve() != path.resolve()):
-        raise ValueError(
-            f"`config` must not have the name of another module. Received: {str(path)!r}, and {path.stem!r} is imported "
-            f"from {origin}. Rename the file."
-        )
-    sys.path.insert(0, str(path.resolve().parent))
-    return importlib.import_module(path.stem)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.calls import call_users
-from multihead._ground.tensors import deduplicate, global_norm, map_values, norm, size, with_none
+from multihead._ground.tensors import deduplicate, map_values, norm, size, with_none
 from multihead._ground.types import Gradient
 from multihead._ground.validation import check_positive
 
@@ -134,5 +134,5 @@ class ByGlobalNorm(Clipping):
     """
 
     def _clip(self, gradients: list[Gradient]) -> list[Gradient]:
-        total = global_norm(gradients)
+        total = norm(*gradients)
         return [_scaled_down(gradient, total, self.limit) for gradient in gradients]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
-from multihead._display import runs
-from multihead._display.drawing import GREY, new_figure
+import numpy as np
+
+from multihead._display import drawing
 from multihead._display.runs import Run, read, runs_of
 from multihead._display.trainer import draw_model
 from multihead._ground.types import Axis, Callback, Figure, Given, Trainer
@@ -24,32 +24,14 @@ __all__ = ["Run", "all_of", "cosines", "front", "losses", "model", "norms", "rea
 OneRun = Run | str | os.PathLike[str] | Callback
 """A run: from `read`, the file of a ledger, or Keras's `History`."""
 
-
-def _draw(
-    found: Sequence[Run], what: str, panels: Sequence[Callable[[Axis, Run], None]], size: tuple[float, float]
-) -> Figure:
-    """Draws panels of each run, one of some size below the other, with the run's name if there are several."""
-    rows = [(run, panel) for run in found for panel in panels]
-    figure, axes = new_figure(f"`plots.{what}`", len(rows), 1, (size[0], size[1] * len(rows)))
-    for axis, (run, panel) in zip(axes[:, 0], rows):
-        if what != "cosines":
-            axis.set_xlabel(run.unit, color=GREY)
-        panel(axis, run)
-        if len(found) > 1:
-            axis.set_title(f"{run.name}: {axis.get_title(loc='left')}", loc="left", fontsize=12, fontweight="bold", pad=24)
-    return figure
-
-
-def _with(run: Given, has: Callable[[Run], object], rule: str, remedy: str) -> list[Run]:
-    """The runs that have what a plot shows.
-
-    Raises:
-        ValueError: No run has it.
-    """
-    found = [each for each in runs_of(run) if has(each)]
-    if not found:
-        raise ValueError(f"`run` must have {rule}. Received: a run without. {remedy}")
-    return found
+_TITLES = {
+    "loss": ("How far each head's loss has fallen", "relative to its start; circles are validation"),
+    "norm": ("How large each head's gradient is", "norm where the heads are combined, weighted, before balancing"),
+    "share": ("Who moves the encoder", "share of each head in the sum of the gradients' norms, after balancing"),
+    "weight": ("How much each loss counts", "its weight in the total loss"),
+    "coefficient": ("What the balancer does", "the factor of each head's gradient; 1 changes nothing"),
+    "cosine": ("Which heads agree", "mean cosine of gradients: +1 the same, −1 opposed"),
+}
 
 
 def losses(run: OneRun | Sequence[OneRun]) -> Figure:
@@ -60,11 +42,11 @@ def losses(run: OneRun | Sequence[OneRun]) -> Figure:
     Args:
         run: A run, or a list of runs.
     """
-    return _draw(runs_of(run), "losses", [runs.draw_losses], (8, 4.5))
+    return _draw(run, ["loss"], _draw_lines, "losses", "Pass another run.")
 
 
 def norms(run: OneRun | Sequence[OneRun]) -> Figure:
-    """The norm of each head's gradient where the heads are combined, on a logarithmic scale.
+    """The norm of each head's gradient where the heads are combined.
 
     Args:
         run: A run, or a list of runs.
@@ -72,8 +54,7 @@ def norms(run: OneRun | Sequence[OneRun]) -> Figure:
     Raises:
         ValueError: There are no norms.
     """
-    found = _with(run, lambda each: runs.of_heads(each, "norm"), "norms", 'Train with `compile(telemetry="norms")`.')
-    return _draw(found, "norms", [partial(runs.draw_values, name="norm")], (8, 4.5))
+    return _draw(run, ["norm"], _draw_lines, "norms", 'Train with `compile(telemetry="norms")`.')
 
 
 def shares(run: OneRun | Sequence[OneRun]) -> Figure:
@@ -85,8 +66,7 @@ def shares(run: OneRun | Sequence[OneRun]) -> Figure:
     Raises:
         ValueError: There are no shares.
     """
-    found = _with(run, lambda each: runs.of_heads(each, "share"), "shares", 'Train with `compile(telemetry="norms")`.')
-    return _draw(found, "shares", [runs.draw_shares], (8, 4.5))
+    return _draw(run, ["share"], _draw_shares, "shares", 'Train with `compile(telemetry="norms")`.')
 
 
 def weights(run: OneRun | Sequence[OneRun]) -> Figure:
@@ -98,10 +78,8 @@ def weights(run: OneRun | Sequence[OneRun]) -> Figure:
     Raises:
         ValueError: Weights are constant, and there is no balancer.
     """
-    names, rule = ("weight", "coefficient"), "weights that change, or coefficients of a balancer"
-    found = _with(run, lambda each: any(runs.of_heads(each, name) for name in names), rule, "Draw another plot.")
-    shown = [partial(runs.draw_values, name=name) for name in names if any(runs.of_heads(each, name) for each in found)]
-    return _draw(found, "weights", shown, (8, 4))
+    what = "weights that change, or coefficients of a balancer"
+    return _draw(run, ["weight", "coefficient"], _draw_lines, what, "Draw another plot.")
 
 
 def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
@@ -113,10 +91,77 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
     Raises:
         ValueError: The run has no cosines.
     """
-    remedy = 'Train two heads or more with `compile(telemetry="full")`.'
-    found = _with(run, lambda each: runs.cosines(each)[0], "cosines", remedy)
-    size = 1.6 + 0.8 * max(len(runs.cosines(each)[0]) for each in found)
-    return _draw(found, "cosines", [runs.draw_cosines], (max(size, 4.6), size))
+    return _draw(run, ["cosine"], _draw_cosines, "cosines", 'Train two heads or more with `compile(telemetry="full")`.')
+
+
+def _draw(run: Given, names: Sequence[str], draw: Callable[[Axis, Run, str], None], what: str, remedy: str) -> Figure:
+    """Draws statistics of runs, each that a run has on an axis of its own, with the run's name if there are several."""
+    found = runs_of(run)
+    rows = [(each, name) for each in found for name in names if any(key.endswith(f"_{name}") for key in each.values)]
+    if not rows:
+        raise ValueError(f"`run` must have {what}. Received: a run without. {remedy}")
+    figure, axes = drawing.new_figure("`plots`", len(rows), 1, (8, 4.5 * len(rows)))
+    for axis, (each, name) in zip(axes[:, 0], rows):
+        draw(axis, each, name)
+        message, detail = _TITLES[name]
+        drawing.title(axis, message if len(found) == 1 else f"{each.name}: {message}", detail)
+    return figure
+
+
+def _draw_lines(axis: Axis, run: Run, name: str) -> None:
+    """A line for each head, on a logarithmic axis if all values are above 0 and they are far apart."""
+    for k, head in enumerate(run.heads):
+        values = run.values.get(f"{head}_{name}", np.full(len(run.steps), np.nan))
+        known, start = np.isfinite(values), 1.0
+        if not known.any():
+            continue
+        if name == "loss":
+            first = float(np.mean(values[known][: 1 + known.sum() // 50]))
+            start = first if first > 0 else 1.0
+        shown = run.smoothed(values)[known] / start
+        end = f"{_percent(shown[-1])} of {drawing.plain(start)}" if name == "loss" else drawing.plain(shown[-1])
+        style = drawing.DASHES[k // len(drawing.COLOURS) % len(drawing.DASHES)]
+        axis.plot(run.steps[known], shown, color=drawing.colour(k), ls=style, lw=2, label=f"{head}: {end}")
+        if name == "loss" and f"val_{head}_loss" in run.validation:
+            validation = run.validation[f"val_{head}_loss"] / start
+            axis.plot(run.validation_steps, validation, "o", color=drawing.colour(k), ms=4, mfc="white")
+    low, high = axis.dataLim.intervaly
+    is_wide, text = low > 0 and high > 10 * low, _percent if name == "loss" else drawing.plain
+    if is_wide:
+        axis.set_yscale("log", subs=(2, 5))
+        axis.yaxis.set_minor_formatter(lambda value, place: text(value))
+    if is_wide or name == "loss":
+        axis.yaxis.set_major_formatter(lambda value, place: text(value))
+    if name in ("loss", "coefficient"):
+        axis.axhline(1, color=drawing.GREY, lw=0.8, ls=":")
+    axis.set_xlabel(run.unit, color=drawing.GREY)
+    drawing.open_axis(axis)
+    drawing.legend(axis)
+
+
+def _draw_shares(axis: Axis, run: Run, name: str) -> None:
+    nothing = np.full(len(run.steps), np.nan)
+    values = np.array([np.nan_to_num(run.smoothed(run.values.get(f"{head}_share", nothing))) for head in run.heads])
+    values = values / np.where(values.sum(axis=0) > 0, values.sum(axis=0), 1.0)
+    colours = [drawing.colour(k) for k in range(len(run.heads))]
+    texts = [f"{head}: {_percent(value)}" for head, value in zip(run.heads, values[:, -1])]
+    axis.stackplot(run.steps, values, colors=colours, labels=texts, edgecolor="white", lw=1, alpha=0.85)
+    axis.margins(0)
+    axis.yaxis.set_major_formatter(lambda value, place: _percent(value))
+    axis.set_xlabel(run.unit, color=drawing.GREY)
+    drawing.open_axis(axis)
+    drawing.legend(axis, reverse=True)
+
+
+def _draw_cosines(axis: Axis, run: Run, name: str) -> None:
+    known = {key: values[np.isfinite(values)] for key, values in run.values.items()}
+    means = {key: float(np.mean(values)) for key, values in known.items() if len(values)}
+    drawing.heat_map(axis, "", *drawing.cosine_matrix(means, run.heads))
+    axis.set_box_aspect(1)
+
+
+def _percent(value: float) -> str:
+    return f"{drawing.plain(100 * value)}%"
 
 
 def front(comparison: Given) -> Figure:

@@ -282,11 +282,6 @@ class Rates(NamedTuple):
         """The positions of frozen variables: those whose factor is the number 0."""
         return frozenset(i for i, factor in enumerate(self.steps) if factor == 0)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every factor is the number 1."""
-        return all(factor == 1 for factor in (*self.steps, *self.decays))
-
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """`[1 + num_heads]`: the largest factor of the encoder's variables, and of each head's own; 0 without any."""
         values = values_at([largest([self.steps[i] for i in positions]) for positions in self.positions], step)
@@ -321,17 +316,18 @@ def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[R
 def _of_variables(network: Any, rates: Sequence[Rate], step: int) -> tuple[Factor, ...]:
     """The factor of each variable in the period of a step, from the rates of the encoder and of the heads."""
     variables = network.variables
-
-    def found(rate: Rate, module: Layer, of_module: Sequence[Variable]) -> list[Factor]:
-        rate = rate.at(step) if isinstance(rate, Stages) else rate
-        return rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module)
-
-    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
-    for head, rate, positions in zip(network.heads, rates[1:], network.own):
+    parts = [(network.encoder, list(range(len(variables.encoder))), variables.encoder)]
+    for head, positions in zip(network.heads, network.own):
         # Its loss may read variables of other modules, too.
         own = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
         positions = [i for i in positions if id(tensor_variable(variables.heads[i])) in own]
-        for i, factor in zip(positions, found(rate, head.module, [variables.heads[i] for i in positions])):
+        parts.append((head.module, positions, [variables.heads[i] for i in positions]))
+    found: list[list[Factor]] = []
+    for (module, _, of_module), rate in zip(parts, rates):
+        rate = rate.at(step) if isinstance(rate, Stages) else rate
+        found.append(rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module))
+    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
+    for (_, positions, _), factors in zip(parts[1:], found[1:]):
+        for i, factor in zip(positions, factors):
             of_heads[i].append(factor)
-    of_encoder = found(rates[0], network.encoder, variables.encoder)
-    return (*of_encoder, *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
+    return (*found[0], *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))

@@ -13,7 +13,6 @@ A mean and a deviation that are not given are learned by the first `fit`, from a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import keras
@@ -33,66 +32,8 @@ Numbers = Any
 """One number, or one for each column; None: learned."""
 
 
-class Scaling(ABC):
-    """A change of the targets, which can be undone; mean and deviation of changed labels are None if they are learned."""
-
-    above: float | None = None  # the number that labels must be above
-    valid: float = 0.0  # a label that can be changed
-
-    def __init__(self, mean: Numbers, deviation: Numbers, by_column: bool) -> None:
-        self.by_column = bool(by_column)
-        self.mean = self.deviation = None
-        if mean is None and deviation is None:
-            return
-        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
-        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
-        is_valid = are_numbers and all(np.isfinite(each).all() for each in found)
-        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
-            raise ValueError(
-                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
-                f"targets. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
-            )
-        numbers = [np.asarray(each, "float64") for each in found]
-        if not (numbers[1] > 0).all():
-            raise ValueError(
-                f"`deviation` must be above 0. Received: deviation={deviation!r}. Pass 1.0 to leave the scale as it is."
-            )
-        self.mean, self.deviation = (each.tolist() for each in np.broadcast_arrays(*numbers))
-
-    @property
-    def learns(self) -> bool:
-        """Whether mean and deviation are to be learned."""
-        return self.mean is None
-
-    @property
-    def start(self) -> tuple[Numbers, Numbers]:
-        """The mean and the deviation before they are learned."""
-        return (0.0, 1.0) if self.learns else (self.mean, self.deviation)
-
-    @abstractmethod
-    def change(self, labels: tf.Tensor) -> tf.Tensor:
-        """The labels, `[batch, ...]` and float64, before they are standardized."""
-
-    @abstractmethod
-    def undo(self, changed: tf.Tensor) -> tf.Tensor:
-        """The inverse of `change`, for floating tensors of any dtype."""
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
-
-    @classmethod
-    def from_config(cls, config: Config) -> Scaling:
-        """Creates an instance from the result of `get_config`."""
-        return cls(**config)
-
-    def __repr__(self) -> str:
-        given = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-
-
 @keras.saving.register_keras_serializable(package="multihead")
-class Standardize(Scaling):
+class Standardize:
     """Trains on targets of mean 0 and standard deviation 1: `z = (y - mean) / deviation`.
 
     Mean and deviation are given, or learned by the first `fit`: over all labels of the training data that are present, each
@@ -114,17 +55,47 @@ class Standardize(Scaling):
     """
 
     def __init__(self, mean: Numbers = None, deviation: Numbers = None, *, by_column: bool = True) -> None:
-        super().__init__(mean, deviation, by_column)
+        self.by_column = bool(by_column)
+        self.above: float | None = None  # the number that labels must be above
+        self.valid = 0.0  # a label that can be changed
+        self.mean = self.deviation = None
+        if mean is None and deviation is None:
+            return
+        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
+        is_valid = are_numbers and all(np.isfinite(each).all() for each in found) and (found[1] > 0).all()
+        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
+            raise ValueError(
+                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
+                f"targets, the deviation above 0. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither "
+                "to learn them."
+            )
+        self.mean, self.deviation = (np.asarray(each, "float64").tolist() for each in np.broadcast_arrays(*found))
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
+        """The labels, `[batch, ...]` and float64, before they are standardized."""
         return labels
 
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
+        """The inverse of `change`, for floating tensors of any dtype."""
         return changed
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
+
+    @classmethod
+    def from_config(cls, config: Config) -> Standardize:
+        """Creates an instance from the result of `get_config`."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Log(Scaling):
+class Log(Standardize):
     """Trains on standardized logarithms: `z = (log(y + shift) - mean) / deviation`, with the natural logarithm.
 
     For labels above 0 that span powers of ten, such as prices, durations and sizes: an error of the head is then a factor,
@@ -140,8 +111,7 @@ class Log(Scaling):
         by_column: As in `Standardize`.
 
     Raises:
-        ValueError: `shift` is not a finite number, only one of `mean` and `deviation` is given, one is not finite, or the
-            deviation is not above 0.
+        ValueError: `shift` is not a finite number, or mean and deviation are not as `Standardize` takes them.
 
     Example:
         >>> Log(shift=1.0).change(tf.constant([0.0, 9.0])).numpy().tolist()
@@ -155,7 +125,7 @@ class Log(Scaling):
             raise ValueError(
                 f"`shift` must be a finite number. Received: shift={shift!r}. Pass, for example, 1.0 for counts."
             )
-        super().__init__(mean, deviation, by_column)
+        super().__init__(mean, deviation, by_column=by_column)
         self.shift = float(shift)
         self.above, self.valid = 0.0 - self.shift, 1.0 - self.shift
 
@@ -170,11 +140,11 @@ class Log(Scaling):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByLayer(Scaling):
+class ByLayer(Standardize):
     """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
 
     def __init__(self, layer: Layer) -> None:
-        super().__init__(0.0, 1.0, True)
+        super().__init__(0.0, 1.0)
         self.layer = layer
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
@@ -192,28 +162,24 @@ class ByLayer(Scaling):
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 
 
-_NAMES: dict[str, type[Standardize | Log]] = {"standardize": Standardize, "log": Log}
+_NAMES: dict[str, type[Standardize]] = {"standardize": Standardize, "log": Log}
 
 
-def get(scaling: object) -> Scaling | None:
+def get(scaling: object) -> Standardize | None:
     """Returns the scaling for what `add_head(target_scaling=)` takes; None for None.
-
-    Args:
-        scaling: `"standardize"`, `"log"`, a scaling, or a Keras layer that can be inverted.
 
     Raises:
         ValueError: `scaling` is a string that is not one of these names.
         TypeError: `scaling` is something else, or a layer that cannot be inverted.
     """
-    if scaling is None or isinstance(scaling, Scaling):
+    if scaling is None or isinstance(scaling, Standardize):
         return scaling
     if isinstance(scaling, str):
         return _NAMES[check_choice("target_scaling", scaling, list(_NAMES))]()
     if isinstance(scaling, keras.layers.Normalization) and not scaling.invert:
         mean, variance = scaling.input_mean, scaling.input_variance
         if mean is None and scaling.built:
-            found = (np.asarray(tf.convert_to_tensor(each)) for each in (scaling.adapt_mean, scaling.adapt_variance))
-            mean, variance = found
+            mean, variance = (np.asarray(tf.identity(each)) for each in (scaling.adapt_mean, scaling.adapt_variance))
             if not mean.any() and (variance == 1).all():  # as they are before `adapt`
                 mean = None
         if mean is None:
@@ -234,40 +200,34 @@ def get(scaling: object) -> Scaling | None:
 class TargetScaling(keras.layers.Layer):
     """The scaling of a head's targets; mean and deviation are float64 variables, given or learned once `known` is 1."""
 
-    def __init__(self, head: str, scaling: Scaling) -> None:
+    def __init__(self, head: str, scaling: Standardize) -> None:
         super().__init__(name="target_scaling", dtype="float32", trainable=False)
         self.head, self.scaling = head, scaling
         self.layer: Layer = scaling.layer if isinstance(scaling, ByLayer) else None  # saved with this layer
-        self.mean: Variable = None
-        self.deviation: Variable = None
+        # Before the head is built, and until they are learned, 0 and 1 stand in for the numbers, where only shapes matter.
+        self.mean: Variable = np.asarray(0.0 if scaling.mean is None else scaling.mean, "float64")
+        self.deviation: Variable = np.asarray(1.0 if scaling.mean is None else scaling.deviation, "float64")
         self.known: Variable = None
 
     @property
-    def is_known(self) -> bool:
-        """Whether mean and deviation are given, or were learned."""
-        if not self.scaling.learns or self.known is None:
-            return not self.scaling.learns
-        with tf.init_scope():
-            return bool(tf.convert_to_tensor(self.known) > 0)
-
-    @property
-    def present(self) -> Scaling:
+    def present(self) -> Standardize:
         """The scaling with the mean and the deviation as they are now; those that are not learned yet are None."""
-        if not self.scaling.learns or not self.is_known:
+        if self.scaling.mean is not None or self.known is None:
             return self.scaling
         with tf.init_scope():
-            found = [tf.convert_to_tensor(each).numpy() for each in (self.mean, self.deviation)]
-        mean, deviation = (each.item() if each.size == 1 else each.tolist() for each in found)
+            mean, deviation, known = (tf.convert_to_tensor(each).numpy() for each in (self.mean, self.deviation, self.known))
+        if not known:
+            return self.scaling
+        mean, deviation = (each.item() if each.size == 1 else each.tolist() for each in (mean, deviation))
         return type(self.scaling)(**{**self.scaling.get_config(), "mean": mean, "deviation": deviation})
 
     def build_for(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, over: str | None) -> None:
         """Creates the variables, once; an error if the columns do not fit the predictions, or what was given or seen."""
-        shape, learns = with_columns(predictions.shape), self.scaling.learns
+        shape, learns = with_columns(predictions.shape), self.scaling.mean is None
         seen = aligned_shape(targets.shape, shape, over)
-        has_columns = seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None
-        wanted: tuple[int, ...] = (seen[-1],) if has_columns else ()
-        if self.mean is not None or not learns:
-            wanted = np.shape(self.scaling.mean) if self.mean is None else tuple(self.mean.shape)
+        wanted = tuple(self.mean.shape)
+        if self.known is None and learns and seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None:
+            wanted = (seen[-1],)
         width = wanted[0] if wanted else 1
         fits = seen.rank == shape.rank and {seen[-1], shape[-1]} <= {None, width}  # a size may be open
         if width != 1 and not fits:
@@ -276,19 +236,16 @@ class TargetScaling(keras.layers.Layer):
                 f"which must be the columns of its predictions, or one for all. Received: {width} for targets of shape "
                 f"{targets.shape} and predictions of shape {predictions.shape}. Pass `by_column=False`, or single numbers."
             )
-        if self.mean is not None:
+        if self.known is not None:
             return
-        mean, deviation = self.scaling.start
-        for name, sizes, value in (("mean", wanted, mean), ("deviation", wanted, deviation), ("known", (), not learns)):
+        for name, value in {"mean": self.mean, "deviation": self.deviation, "known": not learns}.items():
+            sizes = () if name == "known" else wanted
             values = keras.initializers.Constant(np.broadcast_to(np.asarray(value, "float64"), sizes))
             setattr(self, name, add_state(self, name, sizes, values, dtype="float64"))
         self.built = True
-        if self.layer is not None:
-            self._check_layer(seen)
-
-    def _check_layer(self, targets: tf.TensorShape) -> None:
-        """Builds the layer of the scaling, and checks its inverse."""
-        sample = tf.ones([2, *(size or 1 for size in targets[1:])], tf.float64)
+        if self.layer is None:
+            return
+        sample = tf.ones([2, *(size or 1 for size in seen[1:])], tf.float64)
         back = self.scaling.undo(self.scaling.change(sample))
         if self.layer.trainable_variables:
             raise ValueError(
@@ -302,12 +259,9 @@ class TargetScaling(keras.layers.Layer):
             )
 
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
-        """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count.
-
-        `over` is what one value of the loss reads; see `multihead.losses._known`.
-        """
+        """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count."""
         changed, counts = self.changed(targets, weights, predictions, over)
-        mean, deviation = self._numbers(tf.float64)
+        mean, deviation = (tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (self.mean, self.deviation))
         scaled = (changed - mean) / deviation
         dtype = tf.float64 if tf.float64 in (targets.dtype, predictions.dtype) else tf.float32
         scaled = tf.cast(where(counts, scaled, tf.zeros_like(scaled)), dtype)
@@ -322,11 +276,6 @@ class TargetScaling(keras.layers.Layer):
         valid = tf.constant(self.scaling.valid, tf.float64)
         return self.scaling.change(where(counts, tf.cast(seen, tf.float64), valid)), counts
 
-    def _numbers(self, dtype: tf.DType) -> list[tf.Tensor]:
-        """Mean and deviation; before the head is built, those that are given, or 0 and 1 where only shapes matter."""
-        numbers = self.scaling.start if self.mean is None else (self.mean, self.deviation)
-        return [tf.cast(tf.convert_to_tensor(each), dtype) for each in numbers]
-
     def unscale(self, predictions: tf.Tensor) -> tf.Tensor:
         """Predictions in the units of the targets: float32, or float64 if they are."""
         if not tf.is_tensor(predictions) or not predictions.dtype.is_floating:
@@ -335,9 +284,5 @@ class TargetScaling(keras.layers.Layer):
                 f"{predictions}. Let the module, or its `generate`, return the scaled targets that it predicts."
             )
         mask, dtype = keras_mask(predictions), tf.float64 if predictions.dtype == tf.float64 else tf.float32
-        mean, deviation = self._numbers(dtype)
+        mean, deviation = (tf.cast(tf.convert_to_tensor(each), dtype) for each in (self.mean, self.deviation))
         return with_keras_mask(self.scaling.undo(tf.cast(predictions, dtype) * deviation + mean), mask)
-
-    def get_config(self) -> Config:
-        """Not used: the trainer creates this layer with the head."""
-        return {}

@@ -8,6 +8,7 @@ forward and backward pass are not computed, and it does not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -90,7 +91,7 @@ class _ByTurns(Schedule):
                 "`turns` must be a mapping from head names to numbers of updates. "
                 f"Received: turns={turns!r}. Pass, for example, {{'price': 1, 'reply': 9}}."
             )
-        self.turns = {str(name): check(f"turns[{name!r}]", count) for name, count in turns.items()}
+        self.turns: dict[str, Any] = {str(name): check(f"turns[{name!r}]", count) for name, count in turns.items()}
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
@@ -190,13 +191,8 @@ class WhileConflicting(Schedule):
         super().__init__()
         self.threshold = check_between("threshold", threshold, -1, 1)
         self.momentum = check_between("momentum", momentum, 0, 1, with_high=False)
-        if check_positive_whole("probe_every", probe_every) < 2:
-            raise ValueError(
-                "`probe_every` must be at least 2, otherwise the heads never alternate. "
-                f"Received: probe_every={probe_every!r}. Pass, for example, 10."
-            )
-        self.probe_every = int(probe_every)
-        self._turns = None if turns is None else Alternate(turns)
+        self.probe_every = check_whole("probe_every", probe_every, least=2)  # otherwise the heads never alternate
+        self.turns = None if turns is None else Alternate(turns).turns
 
     def create_state(self, num_heads: int) -> None:
         self.mean_cosine = self.add_state("mean_cosine", ())
@@ -205,7 +201,7 @@ class WhileConflicting(Schedule):
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
         # Untracked: Keras 3 lets no built layer have another one, but a second `compile` binds again.
-        self._apart = Untracked(self._turns or Alternate(dict.fromkeys(head_names, 1)))
+        self._apart = Untracked(Alternate(self.turns or dict.fromkeys(head_names, 1)))
         self._apart.value.bind(head_names)
 
     def average_cosine(self) -> tf.Tensor:
@@ -230,7 +226,3 @@ class WhileConflicting(Schedule):
         blended = self.momentum * mean + (1 - self.momentum) * tf.reduce_min(cosines)
         mean.assign(where(seen, blended, mean))
         observations.assign_add(tf.cast(seen, tf.int64))
-
-    def get_config(self) -> Config:
-        turns = None if self._turns is None else dict(self._turns.turns)
-        return {**super().get_config(), "turns": turns}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multihead._display.drawing import DASHES, GREY, colour, label_ends, new_figure, open_axis, title
+from multihead._display.drawing import DASHES, GREY, colour, legend, new_figure, open_axis, title
 from multihead._ground.types import Axis, Figure
 
 _WHAT = "`plots.front`"
@@ -146,7 +146,6 @@ def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours
     """A line for each variant over the heads: its relative change against alone, above 0 is better."""
     places = np.arange(len(names))
     fixed = [point.name for point in points if point.role == "fixed" and point.base is None]
-    ends = []
     for point in points:
         changes = np.asarray(point.changes, float)
         known = np.isfinite(changes)
@@ -155,11 +154,9 @@ def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours
         of_fixed = fixed.index(point.base or point.name) if point.role == "fixed" else 0
         style = DASHES[1] if point.base is not None else DASHES[0]
         lightness = 1.0 / (1 + 0.5 * of_fixed)
-        axis.plot(places[known], changes[known], color=colours[point.name], ls=style, lw=2, alpha=lightness)
-        axis.plot(places[known], changes[known], _MARKERS[point.role], color=colours[point.name], ms=5, alpha=lightness)
-        ends.append((float(changes[known][-1]), point.name, colours[point.name]))
-    axis.axhline(0, color="black", lw=1, ls=":")
-    ends.append((0.0, "alone", "black"))
+        marked = {"marker": _MARKERS[point.role], "ms": 5, "label": point.name}
+        axis.plot(places[known], changes[known], color=colours[point.name], ls=style, lw=2, alpha=lightness, **marked)
+    axis.axhline(0, color="black", lw=1, ls=":", label="alone")
     long = sum(map(len, names)) > 12 * len(names)
     axis.set_xticks(places, names, rotation=30 if long else 0, ha="right" if long else "center")
     axis.yaxis.set_major_formatter(
@@ -168,4 +165,4 @@ def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours
     axis.margins(x=0.02)
     axis.grid(axis="x", color="#dddddd")
     open_axis(axis)
-    label_ends(axis, ends, size=9)
+    legend(axis)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, decode_specs, encode_specs
 from multihead._formats.export import export_heads
-from multihead._ground.keras import classes_of_layers, load_as_arrays, restorable
+from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
@@ -63,7 +63,7 @@ class SavedTrainer(keras.Model):
     def from_config(cls, config: Config, custom_objects: Given = None) -> Trainer:
         """Creates a trainer with its heads from the result of `get_config`."""
         config = restorable(config)
-        objects = {**classes_of_layers(), **(custom_objects or {})}
+        objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
         restore = partial(keras.saving.deserialize_keras_object, custom_objects=objects)
         trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
         for head in config["heads"]:

@@ -12,8 +12,8 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import KERAS_3, options_of, temporarily, wrapped_function
-from multihead._ground.types import Function, Layer, Metric, Nested, Shape, Tensor
+from multihead._ground.keras import KERAS_3, temporarily
+from multihead._ground.types import Function, Layer, Nested, Tensor
 
 Marked = TypeVar("Marked", bound=Function)
 
@@ -208,13 +208,6 @@ def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
 
 
-def function_values(metric: Metric, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """The values of the function of a `MeanMetricWrapper`, called as the metric calls it; Keras 2 casts what it gets."""
-    if not KERAS_3:
-        targets, predictions = (tf.cast(each, metric.dtype) for each in (targets, predictions))
-    return tf.convert_to_tensor(call_users(wrapped_function(metric), targets, predictions, **options_of(metric)))
-
-
 class InMode(keras.layers.Layer):
     """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument.
 
@@ -225,14 +218,12 @@ class InMode(keras.layers.Layer):
     def __init__(self, module: Layer) -> None:
         # Keras casts variables to the dtype of the layer that is called, unless that is an integer.
         super().__init__(autocast=False, dtype="int32", name=getattr(module, "name", None))
+        self.built = True
         self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
         self._allow_non_tensor_positional_args = True
         self._convert_input_args = False
         self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
         self.supports_masking = True  # the module sees the mask of its inputs, and says itself if it does not support it
-
-    def build(self, input_shape: Shape = None) -> None:
-        self.built = True
 
     def call(self, arguments: Sequence[Nested], training: bool | None = None) -> Nested:
         return self._module[0](*arguments)
@@ -242,10 +233,9 @@ class InMode(keras.layers.Layer):
 
 
 def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = None) -> Nested:
-    """Calls a Keras layer or model (or any callable) in training or inference mode.
+    """Calls a Keras layer or model, or any callable, in training or inference mode, with a step if it accepts one.
 
-    `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
-    model. A step is passed if the module accepts it. Losses added by an earlier call are cleared first.
+    Modules without an argument `training` get it for their sub-layers. Losses that an earlier call has added are cleared.
     """
     if not isinstance(module, keras.layers.Layer):
         return call_users(module, *args)

@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.types import Callback, Config, Function, Layer, Logs, Loss, Metric, Nested, Tensor, Variable
-from multihead._ground.validation import check_positive_whole
 
 Value = TypeVar("Value")
 
@@ -27,6 +26,9 @@ METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 
 # Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
 SEQUENCES_BEGIN_ANEW = not KERAS_3
+
+# Whether Keras can choose `steps_per_execution` by itself, for "auto".
+TUNES_STEPS = not KERAS_3
 
 # Attributes of a model that hold an option of `compile` as a variable, on Keras 2.
 OPTIONS_OF_COMPILE = ("_steps_per_execution",)
@@ -149,6 +151,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs: `shown` selects them."""
 
     async_safe = True  # as Keras 3 treats its own
+    stateful_metrics: set[str]
 
     def __init__(self, shown: Callable[[Logs], dict[str, Tensor]]) -> None:
         super().__init__(**({} if KERAS_3 else {"count_mode": "steps"}))
@@ -173,16 +176,16 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 @contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[object, object]]) -> Iterator[None]:
     """A context in which an attribute of some objects has other values, pairs of object and value."""
-    before = [(each, dict(vars(each))) for each, _ in values]
+    before = [(each, attribute in vars(each), getattr(each, attribute)) for each, _ in values]
     try:
         for each, value in values:
             setattr(each, attribute, value)
         yield
     finally:
-        for each, attributes in before:
-            if attribute in attributes:
-                setattr(each, attribute, attributes[attribute])
-            else:
+        for each, is_own, value in before:
+            if is_own:
+                setattr(each, attribute, value)
+            else:  # of its class
                 delattr(each, attribute)
 
 
@@ -204,13 +207,6 @@ def check_one_step(model: Layer, method: str) -> None:
             f"`{method}` requires steps_per_execution=1 on Keras 2, where a step takes as many batches at once. Received: "
             f"steps_per_execution={steps_at_once(model)}. Call `fit` or `evaluate`, or omit the option."
         )
-
-
-def check_steps_at_once(steps: object) -> int | str:
-    """Returns a value of `steps_per_execution`, 1 for None; only Keras 2 tunes it."""
-    if not KERAS_3 and isinstance(steps, str) and steps == "auto":
-        return steps
-    return check_positive_whole("steps_per_execution", 1 if steps is None else steps)
 
 
 def check_options_of_replicas(jit_compile: object, steps_per_execution: object, strategy: tf.distribute.Strategy) -> None:
@@ -273,13 +269,20 @@ def serialized(loss_or_metric: Loss | Metric) -> Config:
     return saved
 
 
-def classes_of_layers() -> dict[str, type]:
-    """The classes of Keras's layers by name; none on Keras 3.
+def classes_of_shared_layers(config: object) -> dict[str, type]:
+    """Keras's classes, by name, of all layers that are marked as shared in a configuration; none on Keras 3.
 
-    Inside a functional or sequential model, Keras 2 restores a shared layer as the same object only if its class is passed
-    to `deserialize_keras_object` as a custom object.
+    Inside a functional or sequential model, Keras 2 restores such a layer as the same object only if its class is passed to
+    `deserialize_keras_object` as a custom object.
     """
-    return {} if KERAS_3 else {name: each for name, each in vars(keras.layers).items() if isinstance(each, type)}
+    if KERAS_3 or not isinstance(config, (Mapping, list, tuple)):
+        return {}
+    found: dict[str, type] = {}
+    if isinstance(config, Mapping) and "shared_object_id" in config and hasattr(keras.layers, str(config.get("class_name"))):
+        found[config["class_name"]] = getattr(keras.layers, config["class_name"])
+    for part in config.values() if isinstance(config, Mapping) else config:
+        found.update(classes_of_shared_layers(part))
+    return found
 
 
 def restorable(config: Any, key: str = "") -> Any:

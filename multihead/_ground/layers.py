@@ -29,10 +29,7 @@ def sublayers(module: Layer) -> list[keras.layers.Layer]:
 
 
 def blocks(module: Layer) -> list[keras.layers.Layer]:
-    """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers.
-
-    They are in the order of the computation in a functional or sequential model, otherwise in that of attributes.
-    """
+    """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers."""
     layers = sublayers(module)
     inner = [blocks(layer) if isinstance(layer, keras.Model) else [] for layer in layers]
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
@@ -58,26 +55,19 @@ def owner_names(module: Layer, variables: Sequence[Variable]) -> list[str]:
     return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
 
 
-def variable_paths(module: Layer) -> dict[int, str]:
+def variable_paths(layer: Layer, prefix: str = "") -> dict[int, str]:
     """The paths of a layer's variables by the identity of their tensors: the names of the layers from it on, and their own.
 
     Keras 2 has no such paths, and those of Keras 3 depend on where a layer was built first.
     """
-    found: dict[int, str] = {}
-
-    def visit(layer: Layer, prefix: str) -> None:
-        prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
-        below = {id(tensor_variable(variable)) for each in inner for variable in each.weights}
-        for variable in layer.weights:
-            key = id(tensor_variable(variable))
-            if key not in below:
-                found.setdefault(key, prefix + variable.name.rpartition("/")[2].removesuffix(":0"))
-        for each in inner:
-            visit(each, prefix)
-
-    if isinstance(module, keras.layers.Layer):
-        visit(module, "")
-    return found
+    if not isinstance(layer, keras.layers.Layer):
+        return {}
+    prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
+    below: dict[int, str] = {}
+    for each in reversed(inner):  # the first layer that has a variable decides
+        below.update(variable_paths(each, prefix))
+    own = {id(tensor_variable(each)): prefix + each.name.rpartition("/")[2].removesuffix(":0") for each in layer.weights}
+    return {**own, **below}
 
 
 def renamed(layers: Sequence[tuple[str, Layer]]) -> AbstractContextManager[None]:
@@ -92,27 +82,14 @@ def unlock(layer: keras.layers.Layer) -> None:
 
 
 def replace_layers(owner: keras.layers.Layer, **layers: Layer) -> None:
-    """Sets attributes of a layer to other layers or None; the previous layers are no longer part of it.
-
-    Otherwise Keras 3 would still save the first layer that an attribute was set to.
-    """
+    """Sets attributes of a layer to other layers or None; layers that are no longer an attribute are not saved with it."""
     unlock(owner)
     for name, layer in layers.items():
         old = getattr(owner, name, None)
-        if KERAS_3 and isinstance(old, keras.layers.Layer) and old is not layer:
-            owner._tracker.untrack(old)
         setattr(owner, name, layer)
-
-
-def remove_layer(owner: keras.layers.Layer, name: str) -> None:
-    """Removes an attribute, if there is one; a layer that is also another attribute stays part of the owner."""
-    layer = getattr(owner, name, None)
-    if layer is None:
-        return
-    delattr(owner, name)
-    if KERAS_3 and isinstance(layer, keras.layers.Layer) and all(other is not layer for other in vars(owner).values()):
-        unlock(owner)
-        owner._tracker.untrack(layer)
+        is_held = any(other is old for other in vars(owner).values())
+        if KERAS_3 and isinstance(old, keras.layers.Layer) and not is_held:  # the first layer of an attribute stays tracked
+            owner._tracker.untrack(old)
 
 
 def run_in_graphs(module: Layer) -> None:
@@ -132,10 +109,7 @@ def losses_of_call(module: Layer) -> list[tuple[str, tf.Tensor]]:
 
 
 def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
-    """The losses of a module that depend on its variables alone, by identity; each with the name of what adds it.
-
-    These are the regularizers of weights and, on Keras 2, what was passed to `add_loss` as a function.
-    """
+    """The regularizers of weights and, on Keras 2, losses added as functions, by identity, with the name of the owner."""
     if not isinstance(module, keras.layers.Layer):
         return {}
     if KERAS_3:
@@ -158,19 +132,14 @@ def use_seed_variables(module: Layer) -> bool:
     return changed
 
 
-def random_states(module: Layer) -> list[tf.Variable]:
-    """The variables of `use_seed_variables`; those of Keras 3 are variables of the layers."""
+def seed_variables(module: Layer) -> list[tf.Variable]:
+    """The variables from which layers draw random numbers; on Keras 2, those of `use_seed_variables`."""
+    if KERAS_3:
+        variables = getattr(module, "variables", [])
+        return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
     generators = [getattr(layer, "_random_generator", None) for layer in all_layers(module)]
     inner = [getattr(generator, "_generator", None) for generator in generators]
     return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
-
-
-def seed_variables(module: Layer) -> list[tf.Variable]:
-    """The variables from which layers draw random numbers, which neither Keras saves."""
-    if not KERAS_3:
-        return random_states(module)
-    variables = getattr(module, "variables", [])
-    return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
 
 
 def module_variables(module: Layer) -> list[tf.Variable]:
@@ -187,17 +156,14 @@ def recurrent_states(module: Layer) -> list[tf.Variable]:
 
 
 def state_variables(module: Layer) -> list[tf.Variable]:
-    """The variables that running a module in training mode may change, each once.
-
-    These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
-    """
+    """The variables that a module may change in training mode, each once: moving averages, seeds, recurrent states."""
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
     found = [
         *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
         *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
         # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
-        *(random_states(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
+        *(seed_variables(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
     ]
     return list({id(variable): variable for variable in found}.values())
 

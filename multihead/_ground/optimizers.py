@@ -13,10 +13,10 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import map_values, where
-from multihead._ground.types import Config, Gradient, Optimizer, Tensor, Variable
+from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
 
+# The variables, by identity, that an optimizer was built for.
 _BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = weakref.WeakKeyDictionary()
-"""The variables, by identity, that an optimizer was built for."""
 
 
 def optimizer_core(optimizer: Optimizer) -> Optimizer:
@@ -24,52 +24,32 @@ def optimizer_core(optimizer: Optimizer) -> Optimizer:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def optimizer_takes_over(optimizer: Optimizer) -> Config:
-    """The options with which the optimizer itself would clip or accumulate, with their values; empty if there are none."""
-    core = optimizer_core(optimizer)
-    names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
-    return {name: getattr(core, name) for name in names if getattr(core, name, None)}
-
-
+# The methods by which Keras computes gradients, which updates do not call; those that sum gradients over several replicas,
+# which updates do themselves; and those that apply gradients, of which updates call one.
 NOT_CALLED = ("scale_loss",) if KERAS_3 else ("compute_gradients", "minimize")
-"""The methods by which Keras computes gradients, which updates do not call."""
-
 BY_REPLICAS = ("_all_reduce_sum_gradients",) if KERAS_3 else ("aggregate_gradients",)
-"""The methods that sum gradients over several replicas, which updates do themselves."""
-
 APPLYING = ("apply", "apply_gradients")
-"""The methods that apply gradients, of which updates call one."""
 
 
 def get_optimizer(optimizer: Optimizer) -> Optimizer:
     """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has."""
     if isinstance(optimizer, str):
-        named = {each.__name__.lower(): each for each in _optimizer_classes()}
-        if optimizer.lower() in named:
-            optimizer = named[optimizer.lower()]()
+        named = optimizer_classes().get(optimizer.lower())
+        optimizer = optimizer if named is None else named()
     if isinstance(optimizer, dict):  # Keras 2 changes it, and takes one without this entry for a legacy optimizer
         of_version = {} if KERAS_3 else {"is_legacy_optimizer": False}
         optimizer = {**optimizer, "config": {**optimizer.get("config", {}), **of_version}}
     return keras.optimizers.get(optimizer)
 
 
-def optimizer_names() -> list[str]:
-    """The names of Keras's optimizers."""
-    return sorted({each.__name__.lower() for each in _optimizer_classes()})
-
-
-def _optimizer_classes() -> list[type]:
-    """Keras's optimizers that can be created by name, without arguments."""
-    base = keras.optimizers.Optimizer
-    classes = [each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)]
-    wrappers = ("inner_optimizer", "optimizer_map")
-    parameters = {each: inspect.signature(each).parameters for each in classes if each is not base}
-    return [each for each, names in parameters.items() if not any(name in names for name in wrappers)]
-
-
-def is_legacy_optimizer(optimizer: Optimizer) -> bool:
-    """Whether this is one of Keras 2's legacy optimizers, which store their slots differently."""
-    return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
+def optimizer_classes() -> dict[str, type]:
+    """Keras's optimizers that can be created by name, without arguments, by this name."""
+    base, found = keras.optimizers.Optimizer, {}
+    for each in vars(keras.optimizers).values():
+        if isinstance(each, type) and issubclass(each, base) and each is not base:
+            if not {"inner_optimizer", "optimizer_map"} & set(inspect.signature(each).parameters):  # these wrap others
+                found[each.__name__.lower()] = each
+    return dict(sorted(found.items()))
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Variable]]:
@@ -138,12 +118,6 @@ def loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
     if KERAS_3:
         return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
     return tf.cast(optimizer.loss_scale, tf.float32)
-
-
-def adapted_loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
-    """The same factor if the optimizer halves it where gradients are not finite; otherwise None."""
-    adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
-    return loss_scale(optimizer) if adapts else None
 
 
 def optimizer_state(optimizer: Optimizer) -> list[Variable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,26 +48,18 @@ def where(condition: Tensor, then: Tensor, otherwise: Tensor) -> tf.Tensor:
     The operation of `tf.where` broadcasts, and copies a tensor for a scalar condition; the one that TensorFlow had before
     takes a fifth of the time for small tensors (CPU), and copies nothing then.
     """
-    if isinstance(then, (int, float)):
-        otherwise = tf.convert_to_tensor(otherwise)
-        then = _number(then, otherwise)
-    elif isinstance(otherwise, (int, float)):
-        then = tf.convert_to_tensor(then)
-        otherwise = _number(otherwise, then)
-    else:
-        then = tf.convert_to_tensor(then)
-        otherwise = tf.convert_to_tensor(otherwise, then.dtype)
+    like = tf.convert_to_tensor(otherwise if isinstance(then, (int, float)) else then)
+    shape = like.shape if like.shape.is_fully_defined() else []
+    then, otherwise = (
+        tf.constant(each, like.dtype, shape) if isinstance(each, (int, float)) else tf.convert_to_tensor(each, like.dtype)
+        for each in (then, otherwise)
+    )
     condition = tf.convert_to_tensor(condition)
     has_kernels = then.dtype in (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool)  # on all devices
     is_quick = has_kernels and then.shape.is_fully_defined() and condition.shape.is_fully_defined()
     if is_quick and otherwise.shape == then.shape and condition.shape in ([], then.shape):
         return tf.raw_ops.Select(condition=condition, x=then, y=otherwise)
     return tf.where(condition, then, otherwise)
-
-
-def _number(value: float, like: tf.Tensor) -> tf.Tensor:
-    """A number as a tensor, of the shape of another if that is known."""
-    return tf.constant(value, like.dtype, like.shape if like.shape.is_fully_defined() else [])
 
 
 @contextmanager
@@ -76,25 +69,23 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
     With `in_functions`, what a `tf.function` computes is checked as before, and only its results are not.
     """
 
-    def in_functions_only(callback: Function) -> Function:
-        def called(
-            op_type: str | bytes,
-            inputs: Nested,
-            attrs: object,
-            outputs: Nested,
-            op_name: object = None,
-            graph: object = None,
-        ) -> Nested:
-            name = op_type.decode() if isinstance(op_type, bytes) else op_type
-            if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
-                return None
-            return callback(op_type, inputs, attrs, outputs, op_name, graph)
-
-        return called
+    def called(
+        callback: Function,
+        op_type: str | bytes,
+        inputs: Nested,
+        attrs: object,
+        outputs: Nested,
+        op_name: object = None,
+        graph: object = None,
+    ) -> Nested:
+        name = op_type.decode() if isinstance(op_type, bytes) else op_type
+        if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
+            return None
+        return callback(op_type, inputs, attrs, outputs, op_name, graph)
 
     present = context.context().op_callbacks
     before = list(present)
-    present[:] = [in_functions_only(callback) for callback in before] if in_functions else []
+    present[:] = [functools.partial(called, callback) for callback in before] if in_functions else []
     try:
         yield
     finally:
@@ -166,20 +157,15 @@ def half_square(gradient: Gradient) -> tf.Tensor:
     return tf.nn.l2_loss(tf.cast(values, tf.float64))
 
 
-def norm(gradient: Gradient) -> tf.Tensor:
-    """The Euclidean norm of a gradient without duplicate rows, float32."""
-    return tf.cast(tf.sqrt(2.0 * half_square(gradient)), tf.float32)
-
-
-def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """The Euclidean norm of all gradients together, without duplicate rows, float32."""
+def norm(*gradients: Gradient) -> tf.Tensor:
+    """The Euclidean norm of gradients together, without duplicate rows, float32."""
     halves = [half_square(gradient) for gradient in gradients]
     return tf.cast(tf.sqrt(2.0 * tf.add_n(halves)), tf.float32) if halves else tf.constant(0.0)
 
 
 def norm_of_present(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """`global_norm` of those that are not None, whose sparse ones may have duplicate rows."""
-    return global_norm([deduplicate(gradient) for gradient in gradients if gradient is not None])
+    """`norm` of those that are not None, whose sparse ones may have duplicate rows."""
+    return norm(*(deduplicate(gradient) for gradient in gradients if gradient is not None))
 
 
 def size(gradient: Gradient) -> tf.Tensor:
@@ -265,42 +251,30 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
 
 
 def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
-    """`[num_heads, num_heads]` float64 inner products of the heads' gradients, summed over tensors; a gradient may be None.
-
-    Of a tensor for which only some heads have a gradient, only their gradients are used.
-    """
+    """The inner products of the heads' gradients, over all tensors, `[num_heads, num_heads]` float64; some may be None."""
     num_heads = len(by_head)
     found = [tf.zeros([num_heads, num_heads], tf.float64)]
     for column in zip(*by_head):
         heads = [k for k, gradient in enumerate(column) if gradient is not None]
         present = [column[k] for k in heads]
         if present:
-            # For a few large gradients, products of pairs take half the time: vectors are not joined.
             number = None if isinstance(present[0], tf.IndexedSlices) else present[0].shape.num_elements()
             is_dense = not any(isinstance(gradient, tf.IndexedSlices) for gradient in present)
-            by_pairs = is_dense and len(present) <= 8 and (len(present) == 1 or number is None or number > 2**12)
-            matrix = None if by_pairs else as_rows(present)
-            products = _of_pairs(present) if matrix is None else _products(matrix.values)
+            if is_dense and len(present) <= 8 and (len(present) == 1 or number is None or number > 2**12):
+                # For a few large gradients, products of pairs take half the time: vectors are not joined.
+                rows = [tf.reshape(tf.cast(gradient, tf.float64), [1, -1]) for gradient in present]
+                pairs: dict[tuple[int, int], tf.Tensor] = {}
+                for i, j in itertools.combinations_with_replacement(range(len(rows)), 2):
+                    product = 2.0 * half_square(present[i]) if i == j else tf.matmul(rows[i], rows[j], transpose_b=True)
+                    pairs[i, j] = pairs[j, i] = tf.reshape(product, [])
+                order = range(len(rows))
+                products = tf.stack([tf.stack([pairs[i, j] for j in order]) for i in order])
+            elif (matrix := as_rows(present)) is not None:
+                products = gramian([matrix.values])
             places = [[[row, column] for column in heads] for row in heads]
             is_whole = len(heads) == num_heads
             found.append(products if is_whole else tf.scatter_nd(places, products, [num_heads, num_heads]))
     return tf.add_n(found)
-
-
-def _of_pairs(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The inner products of dense gradients of one tensor, `[n, n]` float64, pair by pair."""
-    rows = [tf.reshape(tf.cast(gradient, tf.float64), [1, -1]) for gradient in gradients]
-    found: dict[tuple[int, int], tf.Tensor] = {}
-    for i, j in itertools.combinations_with_replacement(range(len(rows)), 2):
-        product = 2.0 * half_square(gradients[i]) if i == j else tf.matmul(rows[i], rows[j], transpose_b=True)
-        found[i, j] = found[j, i] = tf.reshape(product, [])
-    return tf.stack([tf.stack([found[i, j] for j in range(len(rows))]) for i in range(len(rows))])
-
-
-def _products(values: tf.Tensor) -> tf.Tensor:
-    """The same of the rows of a matrix."""
-    precise = tf.cast(values, tf.float64)
-    return tf.matmul(precise, precise, transpose_b=True)
 
 
 def gramian(rows: Sequence[Tensor], num_heads: int | None = None) -> Tensor:
@@ -310,4 +284,5 @@ def gramian(rows: Sequence[Tensor], num_heads: int | None = None) -> Tensor:
     leave the range of float32. Where there may be no tensor, `num_heads` must be given.
     """
     nothing = [] if num_heads is None else [tf.zeros([num_heads, num_heads], tf.float64)]
-    return tf.add_n([*nothing, *map(_products, rows)])
+    precise = [tf.cast(values, tf.float64) for values in rows]
+    return tf.add_n([*nothing, *(tf.matmul(values, values, transpose_b=True) for values in precise)])

@@ -72,26 +72,19 @@ def described(representation: Nested) -> str:
 
 def check_positive_whole(argument: str, value: object) -> int:
     """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-        raise ValueError(
-            f"`{argument}` must be a whole number of at least 1. Received: {argument}={value!r}. Pass, for example, 1."
-        )
-    return int(value)
+    return check_whole(argument, value, least=1)
 
 
 def check_positive(argument: str, value: object) -> float:
     """Returns `value` as a float if it is a finite number above 0, else raises `ValueError`."""
-    if not is_number(value) or value <= 0:
-        raise ValueError(
-            f"`{argument}` must be a finite number above 0. Received: {argument}={value!r}. Pass a positive number."
-        )
-    return float(value)
+    return check_between(argument, value, 0, math.inf, with_low=False)
 
 
-def check_whole(argument: str, value: object) -> int:
-    """Returns `value` if it is a whole number, else raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, for example, 0.")
+def check_whole(argument: str, value: object, *, least: int | None = None) -> int:
+    """Returns `value` if it is a whole number, and not too small, else raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or (least is not None and int(value) < least):
+        rule = "a whole number" if least is None else f"a whole number of at least {least}"
+        raise ValueError(f"`{argument}` must be {rule}. Received: {argument}={value!r}. Pass, for example, {least or 0}.")
     return int(value)
 
 
@@ -143,7 +136,7 @@ def check_between(
         below = f"at most {high:g}" if with_high else f"below {high:g}"
         rule = above if high == float("inf") else f"{above} and {below}"
         raise ValueError(
-            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Omit it to use the default."
+            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Pass a number in this range."
         )
     return number
 

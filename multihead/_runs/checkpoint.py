@@ -52,6 +52,9 @@ class Checkpoint(keras.callbacks.Callback):
             name, shape and dtype, continues at the same place in the data, and warns about the rest.
         keep: Whether the checkpoint is kept at the end of training.
 
+    Attributes:
+        path: The file.
+
     Raises:
         ValueError: `every` is neither a whole number of at least 1 nor `"epoch"`.
 
@@ -64,16 +67,12 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.directory = Path(os.fspath(directory))
+        self.path = self.directory / _FILE
         if isinstance(every, str):
             check_choice("every", every, ("epoch",))
         self.every = every if every == "epoch" else check_positive_whole("every", every)
         self.strict = strict
         self.keep = keep
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.directory / _FILE
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras, where `fit` is not the trainer's."""
@@ -98,11 +97,12 @@ class Checkpoint(keras.callbacks.Callback):
         """
         return read(self.path) if self.path.exists() else None
 
-    def load(self, trainer: Trainer) -> Snapshot | None:
+    def load(self, trainer: Trainer, snapshot: Snapshot | None = None) -> Snapshot | None:
         """Loads the variables of a built, compiled trainer from the checkpoint.
 
         Args:
             trainer: The trainer.
+            snapshot: What `read` has returned, if it was called before.
 
         Returns:
             What the checkpoint holds; its place, `description["place"]`, is an epoch and a number of batches. None if there
@@ -111,17 +111,14 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is damaged, or does not fit the trainer, which stays as it was.
         """
-        snapshot = self.read()
-        if snapshot is not None:
-            self.load_snapshot(trainer, snapshot)
-        return snapshot
-
-    def load_snapshot(self, trainer: Trainer, snapshot: Snapshot) -> None:
-        """Loads the variables of a trainer from what `read` has returned; see `load`."""
+        snapshot = self.read() if snapshot is None else snapshot
+        if snapshot is None:
+            return None
         saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
         if saved != present:
             self.refuse("the trainer", "Create the trainer as it was", saved, present)
         self.assign(trainer, snapshot)
+        return snapshot
 
     def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
         """Says how what was saved, as text by name, differs from what is present; a warning if the checkpoint is not strict.

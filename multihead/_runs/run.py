@@ -38,10 +38,7 @@ _LATEST: weakref.WeakKeyDictionary[Trainer, tuple[Path, int]] = weakref.WeakKeyD
 
 
 def checkpoint_of(callbacks: Callback | Sequence[Callback]) -> tuple[Checkpoint | None, Callback | Sequence[Callback]]:
-    """The `Checkpoint` among the callbacks of a `fit`, and the others; without one, the callbacks as they are.
-
-    Keras's `BackupAndRestore` is replaced by one, which saves at the same times into the same folder.
-    """
+    """The `Checkpoint` or `BackupAndRestore` among the callbacks of a `fit`, and the others; without one, the callbacks."""
     found, others = [], []
     for callback in callbacks_of(callbacks):
         if type(callback) is keras.callbacks.BackupAndRestore and callback.save_freq:
@@ -96,8 +93,7 @@ class Run:
         snapshot: What the run continues from; None in a new run.
         place: Where the snapshot was taken, an epoch and a number of batches.
         is_over: Whether the run has ended with the snapshot; known after `begin`.
-        start: What holds of the whole run: the seed of its shuffles, its data as text, the number of updates before it, and
-            the random numbers when it began. Empty before `begin`.
+        start: What holds of the whole run; empty before `begin`.
     """
 
     def __init__(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -128,7 +124,7 @@ class Run:
         }
         if self.snapshot is not None:
             self._check(self.snapshot.description, start, loop["epochs"])
-            self.checkpoint.load_snapshot(self.trainer, self.snapshot)
+            self.checkpoint.load(self.trainer, self.snapshot)
             start = self.snapshot.description["start"]
             restore_random_numbers(start["random"])
         self.start = start
@@ -259,16 +255,12 @@ class RunCallbacks(keras.callbacks.CallbackList):
             next(iterator, None)
         return dict.fromkeys(names, 0.0)
 
-    def _end_replay(self) -> None:
-        if self._is_replaying:
-            self._is_replaying, self.callbacks = False, self._called
-            self._trainer.train_function, self._trainer.test_function = self._steps
-
     def _reach(self) -> None:
         """Restores everything: from here on, the run continues."""
         snapshot = self._run.snapshot
         assert snapshot is not None  # noqa: S101
-        self._end_replay()
+        self._is_replaying, self.callbacks = False, self._called
+        self._trainer.train_function, self._trainer.test_function = self._steps
         self._run.checkpoint.assign(self._trainer, snapshot)
         self._states.restore(snapshot.description["callbacks"], snapshot.arrays)
         restore_random_numbers(snapshot.description["random"])
@@ -312,6 +304,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
                 sys.stderr.write(f"\n{error}\n")
             raise
         finally:
-            self._end_replay()
+            if self._is_replaying:
+                self._trainer.train_function, self._trainer.test_function = self._steps
             if is_main:
                 signal.signal(signal.SIGINT, before)

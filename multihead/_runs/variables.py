@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
-from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
+from multihead._ground.layers import all_layers, module_variables, seed_variables, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
 from multihead._ground.types import Config, Layer, Trainer, Variable
 
@@ -36,7 +36,7 @@ def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
     in one process.
     """
     parts: dict[str, Iterable[Variable]] = {
-        name: [*module_variables(module), *state_variables(module), *random_states(module)]
+        name: [*module_variables(module), *state_variables(module), *seed_variables(module)]
         for name, module in _modules(trainer).items()
     }
     parts.update({name: getattr(trainer, name).variables for name in _METHODS if getattr(trainer, name) is not None})
@@ -90,10 +90,7 @@ def draw_from_variables(trainer: Trainer) -> None:
 
 
 def describe(trainer: Trainer, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """The properties that a checkpoint and the trainer must have in common, as text by name.
-
-    Of methods and layers, these are the class and the options that are numbers or words.
-    """
+    """What a checkpoint and the trainer must have in common, as text by name; of methods and layers, the options."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
     for name in ("balance_at", "gradient_accumulation_steps"):
@@ -167,10 +164,7 @@ def _written(variable: tf.Variable) -> np.ndarray:
 
 
 def describe_data(x: Data, validation: Data | None, loop: Config) -> dict[str, str]:
-    """What decides which batches come in which order, as text by name; a warning where a shuffle has no seed.
-
-    Sizes, the options of loops and, of a `tf.data.Dataset`, the numbers of its transformations, such as a shuffle's seed.
-    """
+    """What decides which batches come in which order, as text by name; a warning where a shuffle has no seed."""
     found = {name: str(loop[name]) for name in _OF_THE_LOOP if loop[name] is not None}
     if x.is_arrays or x.batches is not None:
         found["shuffle"] = str(loop["shuffle"])

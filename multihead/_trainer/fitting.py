@@ -224,7 +224,7 @@ class FittedTrainer(TrainerState):
             return logs
         metrics, network = self._built.logs, self._built.spec.network
         if self._phase == "fit":  # where no update was counted, a `train_step` of the user's own logs by itself
-            read = metrics.training_logs() if metrics.num_batches else {}
+            read = metrics.training_logs() if int(metrics.batches) else {}
         else:
             step, present = self.update_count, [head for head in network.heads if f"{head.name}_loss" in logs]
             present += [each for each in network.measured if any(f"{each.name}_{name}" in logs for name in each.results())]

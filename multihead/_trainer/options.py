@@ -11,17 +11,15 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
-from multihead._ground.keras import check_options_of_replicas, check_steps_at_once
+from multihead._ground.keras import TUNES_STEPS, check_options_of_replicas
 from multihead._ground.optimizers import (
     APPLYING,
     BY_REPLICAS,
     NOT_CALLED,
     get_optimizer,
     has_loss_scaling,
-    is_legacy_optimizer,
+    optimizer_classes,
     optimizer_core,
-    optimizer_names,
-    optimizer_takes_over,
 )
 from multihead._ground.types import Config, Given, Optimizer, Rate
 from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, quoted
@@ -88,7 +86,9 @@ class CompileOptions:
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
         changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
-        changed["steps_per_execution"] = check_steps_at_once(self.steps_per_execution)
+        steps = self.steps_per_execution
+        if not (TUNES_STEPS and steps == "auto"):
+            changed["steps_per_execution"] = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
         changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
         found = replace(self, **changed)
@@ -190,12 +190,12 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         problem = f" Keras says: {in_short(error)}"
     if optimizer is None:  # as Keras 3 returns for None
-        hint = did_you_mean([received], optimizer_names(), "Pass an instance, as in keras.optimizers.Adam(0.001).")
+        hint = did_you_mean([received], optimizer_classes(), "Pass an instance, as in keras.optimizers.Adam(0.001).")
         raise ValueError(
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
-            f"{quoted(optimizer_names())}. Received: optimizer={received!r}. {hint}{problem}"
+            f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {hint}{problem}"
         )
-    if is_legacy_optimizer(optimizer):
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         kind = type(getattr(optimizer, "optimizer", optimizer))  # Keras 2 wraps those of TensorFlow 1
         raise ValueError(
             "`optimizer` must be a `keras.optimizers.Optimizer`, whose state of idle heads an update can restore. Received: "
@@ -211,12 +211,14 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
             "`encoder_learning_rate_multiplier=` of `compile` and `learning_rate_multiplier=` of `add_head` are factors of "
             "its learning rate by part."
         )
-    for option, value in optimizer_takes_over(optimizer).items():
-        raise ValueError(
-            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after the "
-            f"sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
-            f"`{_INSTEAD[option].format(value=value)}` to `compile`."
-        )
+    for option, instead in _INSTEAD.items():
+        value = getattr(core, option, None)
+        if value:
+            raise ValueError(
+                f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after "
+                f"the sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
+                f"`{instead.format(value=value)}` to `compile`."
+            )
     not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
     found = overridden(type(core), not_called, keras.optimizers.Optimizer)
     # Methods of the instance would apply to a copy of it, on several replicas.

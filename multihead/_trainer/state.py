@@ -13,7 +13,7 @@ from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size
 from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, tensor_variable
-from multihead._ground.layers import remove_layer, replace_layers, unlock
+from multihead._ground.layers import replace_layers, unlock
 from multihead._ground.types import Config, Dataset, Given, Metric, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Setup, build
@@ -139,19 +139,14 @@ class TrainerState(KerasHooks, keras.Model):
     def _set_heads(self, heads: tuple[NamedHead, ...]) -> None:
         """Replaces the heads; Keras then saves their modules, scalings and weights, and no longer those of earlier ones."""
         check_apart([(each.name, each.metric_specs) for each in heads])
-        unlock(self)
         before, after = _parts(self._setup.heads), _parts(heads)
-        for attribute, part in before.items():
-            if after.get(attribute) is not part:
-                remove_layer(self, attribute)
-        for attribute, part in after.items():
-            if before.get(attribute) is not part:
-                setattr(self, attribute, part)
+        changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
+        replace_layers(self, **{name: after.get(name) for name in changed})
         with_number = [head for head in heads if head.is_trained and not head.has_weight_function]
         with self.distribute_strategy.scope():
             replace_layers(self, head_weights=HeadWeights({head.name: head.weight for head in with_number}))
         for head in with_number:
-            head.keep_weight_in(self.head_weights.by_head[head.name])
+            head.weight_variable = self.head_weights.by_head[head.name]
         self._shapes = self._shapes.of_heads([head.name for head in heads])
         self._forget()
         self._setup = Setup(heads)

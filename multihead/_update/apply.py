@@ -12,9 +12,9 @@ import tensorflow as tf
 from multihead._ground.calls import as_is
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import (
-    adapted_loss_scale,
     apply_reduced_gradients,
     has_loss_scaling,
+    loss_scale,
     record_finite,
 )
 from multihead._ground.replicas import assign, local
@@ -63,7 +63,9 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
         known |= {id(gradient) for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)}
     finite = all_of([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
     applies = finite & trains_any
-    seen = (finite, trains_any, applies, update.step, update.broken, adapted_loss_scale(optimizer), batch)
+    adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
+    scale = loss_scale(optimizer) if adapts else None
+    seen = (finite, trains_any, applies, update.step, update.broken, scale, batch)
 
     @as_is
     def apply_or_skip(
@@ -130,7 +132,7 @@ def _apply_to_active(
 
     before = unless_all_train(lambda: RollBack(stay).values, [variable.dtype for variable in stay])
     with tf.control_dependencies(before):
-        if spec.rates.is_plain:
+        if all(factor == 1 for factor in (*spec.rates.steps, *spec.rates.decays)):
             apply_reduced_gradients(strategy, optimizer, gradients, [spec.network.variables.all[i] for i in places])
         else:
             _apply_scaled(strategy, spec, optimizer, gradients, places, step)

@@ -90,8 +90,10 @@ def read_labels(
         sample_weight = batch.sample_weights.get(head.name)
         known = {"check": check, "complete": head.name in complete}
         clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, **known)
-        unscaled = None if head.scaling is None else clean
-        labels.append(Labels(head.scaled(clean, weights, of_head.spec), weights, unscaled))
+        if head.scaling is None:
+            labels.append(Labels(clean, weights))
+        else:
+            labels.append(Labels(head.scaling.scale(clean, weights, of_head.spec, head.loss.over), weights, clean))
     return labels
 
 

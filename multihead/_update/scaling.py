@@ -54,7 +54,7 @@ def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[N
 
 def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:
     """The heads whose scaling of targets is still to be learned."""
-    return [head for head in heads if head.scaling is not None and not head.scaling.is_known]
+    return [head for head in heads if head.scaling is not None and head.scaling.present.mean is None]
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:
@@ -81,8 +81,7 @@ def fit_scalings(
     """Reads the data of a call of `fit` once, and learns the scalings from them that no checkpoint has restored since.
 
     A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
-    `heads` are those whose scaling was not known when the call began, `names` those of all heads. All workers learn the same
-    from all their data.
+    `heads` are those whose scaling was not known when the call began, `names` those of all heads.
     """
     if not heads:
         return
@@ -111,37 +110,29 @@ def fit_scalings(
 def moments_of(
     spec: UpdateSpec, heads: Sequence[NamedHead], batches: Iterable[Batch], *, eagerly: bool
 ) -> Mapping[str, Moments]:
-    """Statistics of the labels of some heads in batches, by head name; each label that is present counts once.
-
-    Without any head, the batches are only drawn.
-    """
+    """Statistics of the labels of some heads, by name, each label counted once; without heads, batches are only drawn."""
     predictions = [spec.predictions[spec.network.heads.index(head)] for head in heads]
     network = replace(spec.network, heads=tuple(heads))
 
-    def compute(batch: Batch) -> list[Moments | None]:
-        labels = read_labels(network, predictions, batch, check=spec.check_labels)
-        triples = zip(heads, labels, predictions)
-        return [None if each is None else _moments(head, each.in_units, each.weights, p.spec) for head, each, p in triples]
+    def compute(batch: Batch) -> dict[str, Moments]:
+        present, labels = dict[str, Moments](), read_labels(network, predictions, batch, check=spec.check_labels)
+        for head, of_head, each in zip(heads, predictions, labels):
+            if each is not None and head.scaling is not None:
+                changed, counts = head.scaling.changed(each.in_units, each.weights, of_head.spec, head.loss.over)
+                shape = [-1, *head.scaling.mean.shape]
+                values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
+                number = tf.reduce_sum(counts, axis=0)
+                mean = tf.math.divide_no_nan(tf.reduce_sum(values * counts, axis=0), number)
+                present[head.name] = Moments(number, mean, tf.reduce_sum(tf.square(values - mean) * counts, axis=0))
+        return present
 
     measure: Function = compute if eagerly else graph_function(compute, reduce_retracing=True)
     found: dict[str, Moments] = {}
     for batch in batches:
-        for head, moments in zip(heads, measure(batch) if heads else []):
-            if moments is not None:
-                found[head.name] = found[head.name].plus(moments) if head.name in found else moments
+        for name, moments in (measure(batch) if heads else {}).items():
+            found[name] = found[name].plus(moments) if name in found else moments
     none = Moments(np.zeros([]), np.zeros([]), np.zeros([]))
     return {head.name: found.get(head.name, none) for head in heads}
-
-
-def _moments(head: NamedHead, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> Moments:
-    """Statistics of the labels of a batch, before they are standardized."""
-    scaling: Layer = head.scaling
-    shape = [-1, *scaling.mean.shape] if scaling.mean.shape.rank else [-1]
-    changed, counts = scaling.changed(targets, weights, predictions, head.loss.over)
-    values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
-    number = tf.reduce_sum(counts, axis=0)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(values * counts, axis=0), number)
-    return Moments(number, mean, tf.reduce_sum(tf.square(values - mean) * counts, axis=0))
 
 
 def _learn(head: NamedHead, moments: Moments) -> None:
@@ -184,6 +175,6 @@ def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments
         return replicas.local(strategy, strategy.run(add_up, args=(value,)))
 
     number, mean, squares = (np.asarray(each, "float64") for each in moments)
-    all_numbers = total(tf.constant(number)).numpy()
-    center = total(tf.constant(number * mean)).numpy() / np.maximum(all_numbers, 1)
+    all_numbers, sums = total(tf.constant([number, number * mean])).numpy()
+    center = sums / np.maximum(all_numbers, 1)
     return Moments(all_numbers, center, total(tf.constant(squares + number * (mean - center) ** 2)).numpy())

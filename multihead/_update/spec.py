@@ -112,6 +112,6 @@ class UpdateSpec:
         """The variables that computing an update may change, and that are restored if the update is skipped."""
         of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
         heads = (*self.network.heads, *self.network.measured)
-        metrics = [metric for head in heads for metric in (*(head.metrics or []), *head.counters)]
+        metrics = [metric for head in heads for metric in head.metrics or []]
         of_metrics = [variable for metric in metrics for variable in metric.variables]
         return [*(tensor_variable(variable) for variable in (*of_methods, *of_metrics)), *self.network.state]

@@ -2,6 +2,10 @@
 
 Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it on a
 `[num_heads, num_parameters]` matrix. For a custom training loop, use `balance`.
+
+A row of zeros is an idle head: it changes neither the coefficients of the other heads nor the state of its own. Options
+outside of their documented range, a preference without a number above 0, and more heads than `max_heads` raise a
+`ValueError`; a preference that is not a mapping raises a `TypeError`.
 """
 
 from multihead.balancing._base import Balancer, balance, get

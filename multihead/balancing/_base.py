@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import Untracked
 from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
 from multihead._ground.types import Gradient, Shape, Tensor
 from multihead._ground.validation import quoted
@@ -38,6 +37,7 @@ class Balancer(Method):
         max_heads: The largest number of heads that the method supports, or None.
         rescales: Whether the method multiplies each row by a factor, so that `Chain` can pass the rows to the next method.
         head_names: The heads' names after `bind` has been called, otherwise None.
+        sizes: The number of parameters of each gradient tensor after `build` has been called; None if unknown.
 
     Args:
         name: Name of the layer.
@@ -46,11 +46,11 @@ class Balancer(Method):
     levels: tuple[str, ...] = ("representation", "parameters")
     max_heads: int | None = None
     rescales: bool = True
+    sizes: tuple[int | None, ...] = ()
     _may_use = ("gradients", "step", "losses")
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
-        self._sizes: Untracked[tuple[int | None, ...]] = Untracked(())
 
     def build(self, input_shape: Shape) -> None:
         """Creates the state, once. A second call does nothing.
@@ -67,15 +67,10 @@ class Balancer(Method):
         shapes = [tuple(shape) for shape in input_shape] if isinstance(input_shape[0], (tuple, list)) else [input_shape]
         num_heads = int(shapes[0][0])
         self._check_num_heads(num_heads)
-        self._sizes.value = tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
+        self.sizes = tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
         self._built_heads = num_heads
         super().build((num_heads, None))
         self._built_for.value = input_shape
-
-    @property
-    def sizes(self) -> tuple[int | None, ...]:
-        """The number of parameters of each gradient tensor, once `build` has been called; None if unknown."""
-        return self._sizes.value
 
     def _check_num_heads(self, num_heads: int) -> None:
         if num_heads < 1 or (self.max_heads is not None and num_heads > self.max_heads):
@@ -145,10 +140,6 @@ class Balancer(Method):
         """
         return None
 
-    def call(self, matrix: tf.Tensor, known: Mapping[str, Tensor]) -> tf.Tensor:
-        """See `__call__`."""
-        return self.combine([matrix], **self.used(**known))[0]
-
     def __call__(self, matrix: Tensor, *, step: Tensor = None, losses: Tensor = None) -> tf.Tensor:
         """Combines the rows of a matrix.
 
@@ -184,7 +175,7 @@ class Balancer(Method):
                 "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
             )
         check_finite_rows([matrix], self.head_names)
-        return self.call(matrix, {"step": step, "losses": losses})
+        return self.combine([matrix], **self.used(step=step, losses=losses))[0]
 
 
 def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:

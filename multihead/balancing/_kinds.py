@@ -11,16 +11,18 @@ import tensorflow as tf
 from multihead._ground.calls import as_is
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
-from multihead._ground.types import Config, Shape, Tensor
+from multihead._ground.types import Config, Shape, Tensor, Variable
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Observation
 from multihead.balancing._base import Balancer
 
 
 class PreferenceBalancer(Balancer):
-    """A balancer with a preference: numbers of at least 0 by head name; 1 for a head that is missing.
+    """A balancer with a preference, which must know the heads' names before it is called: see `bind`.
 
-    A balancer with a preference must know the heads' names before it is called on a matrix: call `bind(head_names)` first.
+    Args:
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
+        name: Name of the layer.
 
     Raises:
         TypeError: `preference` is not a mapping.
@@ -35,10 +37,8 @@ class PreferenceBalancer(Balancer):
                 "{'price': 0.5}; a head that is missing has 1."
             )
         self._check_numbers(preference or {})
-        # Keras would track a dict.
-        self._preference = Untracked(
-            None if preference is None else {str(name): float(number) for name, number in preference.items()}
-        )
+        given = None if preference is None else {str(name): float(number) for name, number in preference.items()}
+        self._preference = Untracked(given)  # Keras would track a dict
 
     @property
     def preference(self) -> dict[str, float] | None:
@@ -50,14 +50,13 @@ class PreferenceBalancer(Balancer):
         check_head_names("preference", self.preference or {}, head_names)
         self._numbers(len(head_names))
 
-    def _check_num_heads(self, num_heads: int) -> None:
-        super()._check_num_heads(num_heads)
-        self._numbers(num_heads)
-
     def _check_numbers(self, preference: Mapping[str, float]) -> None:
         """Raises `ValueError` if a number of the preference is out of range."""
         if not all(is_number(number) and number >= 0 for number in preference.values()):
-            raise _not_a_preference(preference)
+            raise ValueError(
+                "`preference` must contain finite numbers of at least 0. "
+                f"Received: preference={preference!r}. Omit it to treat all heads equally."
+            )
 
     def _numbers(self, num_heads: int) -> list[float]:
         """One number per head."""
@@ -76,19 +75,21 @@ class PreferenceBalancer(Balancer):
             )
         numbers = [preference.get(name, 1.0) for name in self.head_names]
         if not any(numbers):
-            raise _not_a_preference(preference)
+            raise ValueError(
+                "`preference` must have a number for each head, and at least one above 0. "
+                f"Received: preference={preference!r}. Omit it to treat all heads equally."
+            )
         return numbers
 
-    def _preference_vector(self, num_heads: int) -> tf.Tensor:
-        """`[num_heads]` float64."""
-        return tf.constant(self._numbers(num_heads), tf.float64)
+
+def read(variable: Variable) -> tf.Tensor:
+    """The value of a state, float64."""
+    return tf.cast(tf.convert_to_tensor(tensor_variable(variable)), tf.float64)
 
 
-def _not_a_preference(preference: Mapping[str, float]) -> ValueError:
-    return ValueError(
-        "`preference` must contain finite numbers of at least 0, and at least one above 0. "
-        f"Received: preference={preference!r}. Omit it to treat all heads equally."
-    )
+def write(variable: Variable, value: tf.Tensor) -> None:
+    """Sets a state, float32."""
+    tensor_variable(variable).assign(tf.cast(value, tf.float32))
 
 
 def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -22,19 +21,15 @@ class UnitRows(NamedTuple):
     cosines: tf.Tensor  # `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of idle heads.
     norms: tf.Tensor  # `[num_heads]` float64, `|g_k|`; 1 for idle heads
     active: tf.Tensor  # `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one
+    num_heads: int  # including the idle ones
     noise: float  # magnitude of the rounding errors in `cosines`
+    tolerance: float  # squared norm below which the remainder of a unit row is treated as rounding error
     dtype: tf.DType  # dtype of the Gramian and of the coefficients
     finite: tf.Tensor  # whether the Gramian is finite; a boolean scalar
-
-    @property
-    def num_heads(self) -> int:
-        """The number of rows, including those of idle heads."""
-        return int(self.norms.shape[0])
-
-    @property
-    def tolerance(self) -> float:
-        """Squared norm below which the remainder of a unit row is treated as rounding error."""
-        return 16 * self.noise
+    # Whether any two rows conflict, a boolean scalar. Where none do, rounding does not matter in a combination with weights
+    # of at least 0: the error of a product is at most `noise sum_k weights_k`, and the norm at least the root of `sum_k
+    # weights_k^2`.
+    conflict: tf.Tensor
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
         """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads.
@@ -65,18 +60,19 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     cosines = (0.5 * products + 0.5 * tf.transpose(products)) * tf.matmul(inverses, inverses, transpose_b=True)
     cosines = tf.linalg.set_diag(tf.clip_by_value(cosines, -1.0, 1.0), active)
     noise = 4e-15 if dtype == tf.float64 else 2.4e-7
-    return UnitRows(cosines, norms, active, noise, dtype, finite)
+    conflict = tf.reduce_any(cosines < -noise)
+    return UnitRows(cosines, norms, active, int(norms.shape[0]), noise, 16 * noise, dtype, finite, conflict)
 
 
-def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def mean_of(rows: UnitRows, preference: list[float]) -> tuple[tf.Tensor, ...]:
     """The mean gradient, weighted by a preference.
 
     Returns four tensors: the weights of the unit rows in the mean gradient, `[num_heads]`; the inner products of the unit
     rows with its direction, `[num_heads]`; the norm of the mean gradient, or 1 if it is zero; and whether it is not zero up
     to rounding.
     """
-    preference = preference * rows.active
-    mean = tf.math.divide_no_nan(preference, tf.reduce_sum(preference)) * rows.norms
+    shares = rows.active * preference
+    mean = tf.math.divide_no_nan(shares, tf.reduce_sum(shares)) * rows.norms
     products = tf.linalg.matvec(rows.cosines, mean)
     norm = tf.sqrt(tf.maximum(tf.reduce_sum(mean * products), 0.0))
     exists = norm > tf.sqrt(tf.constant(rows.noise, tf.float64)) * tf.reduce_sum(mean)
@@ -125,22 +121,9 @@ def _norm_bound(rows: UnitRows, weights: tf.Tensor, products: tf.Tensor, total: 
 
 
 def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
-    """The same as `inside` and `without_opposed` together, for two rows. Zero if they oppose each other."""
+    """`DualCone.inside` for two rows. Zero if they oppose each other."""
     cosine = rows.cosines[0, 1]
     square = 1.0 - cosine * cosine
     are_apart = (cosine >= 0) | (square > rows.tolerance + 2 * rows.noise)
     inner = rows.active / where(are_apart, 1.0 + cosine, 1.0)
     return inside(rows, where(are_apart, weights, 0.0), inner, (rows.active > 0) & are_apart)
-
-
-def unless_none_conflict(rows: UnitRows, weights: tf.Tensor, resolve: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Weights of at least 0 as they are if no two rows conflict; otherwise those that `resolve` yields.
-
-    Up to 400 rows, rounding does not matter then: the error of a product is at most `noise sum_k weights_k`, and the norm of
-    the vector at least the root of `sum_k weights_k^2`.
-    """
-    if rows.num_heads == 1:
-        return weights
-    if rows.num_heads > 400:
-        return resolve()
-    return tf.cond(tf.reduce_any(rows.cosines < -rows.noise), resolve, lambda: tf.identity(weights))

@@ -29,7 +29,6 @@ class Chain(Balancer):
     Args:
         *steps: Balancers or their names, in order. All except the last must multiply each head's gradient by a coefficient,
             as all methods do except those that work per coordinate or with running gradients.
-        name: Name of the layer.
 
     Raises:
         ValueError: A step before the last does not multiply gradients by coefficients, the steps have no level in common, or

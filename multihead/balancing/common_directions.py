@@ -10,11 +10,10 @@ import tensorflow as tf
 from multihead._ground.tensors import where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_choice
-from multihead.balancing._base import MANY_HEADS, MAX_HEADS, Balancer
+from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import UnitRows, of_a_pair, unit_rows
+from multihead.balancing._rows import inverse_norms, of_a_pair, times, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, pseudo_inverse
-from multihead.balancing._solvers.pivoting import nonnegative, quickly, well_inside
 from multihead.balancing._solvers.rotations import principal_axes
 
 NORMALIZATIONS = ("none", "l2", "loss", "loss+")
@@ -36,14 +35,11 @@ class MGDA(Balancer):
     smallest gradient. The coefficients sum to 1. At a Pareto-stationary point they are 0 if rounding would leave a residual
     in a random direction. With a normalization, the weights are computed from the normalized gradients and applied to the
     original ones, as in the authors' code, and these guarantees do not hold: the update may conflict with a head. With two
-    heads, `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger loss.
+    heads, `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger loss. At most 128
+    heads.
 
     Args:
         normalization: `"none"`, `"l2"`, `"loss"` or `"loss+"`, as in the authors' code.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: There are more than 1024 heads, or `normalization` is not one of the four.
 
     Example:
         >>> MGDA()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -54,7 +50,7 @@ class MGDA(Balancer):
     `losses` is not given.
     """
 
-    max_heads = MANY_HEADS
+    max_heads = MAX_HEADS
 
     def __init__(self, normalization: str = "none", *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -69,44 +65,24 @@ class MGDA(Balancer):
             losses = tf.cast(losses, tf.float64)
             norms /= where(losses > 0, losses, 1.0)
         rows = rows._replace(norms=norms)  # those of the gradients divided by the c_k
-        smallest = tf.reduce_min(where(rows.active > 0, rows.norms, tf.float64.max))
-        ratios = rows.active * smallest / rows.norms
+        ratios = inverse_norms(rows)
         if rows.num_heads == 2:
             weights = tf.maximum(ratios - rows.cosines[0, 1] * tf.reverse(ratios, [0]), 0.0)
             weights = where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
             moved = of_a_pair(rows, weights)
             is_stationary = tf.reduce_all(moved == 0) & tf.reduce_any(weights > 0)
-            return rows.coefficients(_unless_rest(rows, gramian, where(is_stationary, weights, moved), is_stationary))
-
-        # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
-        # factor. Both squares have the same order of magnitude, however much the norms of the rows differ.
-        lift = tf.expand_dims(ratios, 1) * ratios
-
-        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            weights, is_solved = nonnegative(matrix + lift, tf.expand_dims(-ratios, 0), rows.noise)
-            return _scaled(rows, well_inside(rows, matrix, weights[0])), is_solved
-
-        def exact() -> tf.Tensor:
-            linear, one = tf.expand_dims(-ratios, 0), tf.ones([1], tf.float64)
-            weights = nonnegative_least_squares(rows.cosines + lift, linear, one, rows.noise, rows.tolerance)[0]
+        else:
+            # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
+            # factor. Both squares have the same order of magnitude, however much the norms of the rows differ.
+            lifted, linear = rows.cosines + ratios[:, None] * ratios, -ratios[None]
+            weights = nonnegative_least_squares(lifted, linear, rows.noise, rows.tolerance)[0]
             cone = dual_cone(rows)
-            is_stationary = tf.reduce_any(cone.opposed)
-            return _unless_rest(rows, gramian, where(is_stationary, weights, cone.inside(weights)), is_stationary)
-
-        return rows.coefficients(quickly(rows, quick, exact))
-
-
-def _scaled(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
-    """Weights of unit rows, scaled so that the coefficients sum to 1."""
-    return tf.math.divide_no_nan(weights, tf.reduce_sum(weights / rows.norms * rows.active))
-
-
-def _unless_rest(rows: UnitRows, gramian: tf.Tensor, weights: tf.Tensor, is_stationary: tf.Tensor) -> tf.Tensor:
-    """Scaled weights; zero at a stationary point where their combination is not exactly zero."""
-    weights = _scaled(rows, weights)
-    coefficients = tf.cast(rows.coefficients(weights), tf.float64)
-    products = tf.linalg.matvec(tf.cast(gramian, tf.float64), coefficients)
-    return where(is_stationary & tf.reduce_any(products != 0), tf.zeros_like(weights), weights)
+            moved, is_stationary = cone.inside(weights), tf.reduce_any(cone.opposed)
+        weights = where(is_stationary, weights, moved)
+        weights = tf.math.divide_no_nan(weights, tf.reduce_sum(rows.active * weights / rows.norms))
+        # At a stationary point, zero unless the combination is exactly zero.
+        left = times(tf.cast(gramian, tf.float64), tf.cast(rows.coefficients(weights), tf.float64))
+        return rows.coefficients(where(is_stationary & tf.reduce_any(left != 0), tf.zeros_like(weights), weights))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -120,9 +96,6 @@ class IMTLG(Balancer):
     coefficients sum to 1. They may be negative. If `sum(G^+ n)` is negative, which happens when a small gradient
     conflicts with a large one, the update conflicts with every head; `ConFIG` has the same direction without this
     problem. If no such update exists (the heads exactly oppose each other), all coefficients are 0.
-
-    Args:
-        name: Name of the layer.
 
     Example:
         >>> IMTLG()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -155,9 +128,6 @@ class ConFIG(Balancer):
     the least-squares sense, and the update may conflict with a head). The direction does not depend on the loss
     weights; the size does. Size of the update: the sum of the gradients' projections onto its direction.
 
-    Args:
-        name: Name of the layer.
-
     Example:
         >>> ConFIG()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.1588, 2.0706, 2.0706]
@@ -188,17 +158,11 @@ class AlignedMTL(PreferenceBalancer):
 
     What it fixes: magnitude and direction of the gradient matrix as a whole. The update never conflicts with an aligned
     gradient, but it may conflict with an original one. Size of the update: with `scale="min"`, at most the smallest
-    singular value times the norm of `p`, so it is governed by the smallest gradients.
+    singular value times the norm of `p`, so it is governed by the smallest gradients. At most 128 heads.
 
     Args:
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         scale: `"min"`, `"median"` or `"rmse"`.
-        name: Name of the layer.
-
-    Raises:
-        TypeError: `preference` is not a mapping.
-        ValueError: `preference` has a negative or non-finite number or is 0 for all heads, `scale` is not one of the three,
-            or there are more than 128 heads.
 
     Example:
         >>> AlignedMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -219,7 +183,7 @@ class AlignedMTL(PreferenceBalancer):
         rows = unit_rows(gramian)
         singular, vectors, exists = principal_axes(rows)
         inverses = where(exists, 1.0 / where(exists, singular, 1.0), 0.0 * singular)
-        preference = self._preference_vector(rows.num_heads) * rows.active
+        preference = rows.active * self._numbers(rows.num_heads)
         aligned = tf.linalg.matvec(vectors, inverses * tf.linalg.matvec(vectors, preference, transpose_a=True))
         # The common singular value, in units of the largest row norm.
         count = tf.reduce_sum(tf.cast(exists, tf.int32))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import tensor_variable
 from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_choice, check_head_names, is_number
 from multihead.balancing._base import Balancer
-from multihead.balancing._kinds import PreferenceBalancer, prepared
+from multihead.balancing._kinds import PreferenceBalancer, prepared, read, write
 from multihead.balancing._rows import unit_rows
 
 
@@ -27,11 +27,6 @@ class Sum(PreferenceBalancer):
 
     Args:
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
-        name: Name of the layer.
-
-    Raises:
-        TypeError: `preference` is not a mapping.
-        ValueError: `preference` has a negative or non-finite number, or is 0 for all heads.
 
     Example:
         >>> Sum()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -40,7 +35,7 @@ class Sum(PreferenceBalancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         gramian = tf.convert_to_tensor(gramian)
-        return tf.cast(self._preference_vector(int(gramian.shape[0])), gramian.dtype)
+        return tf.constant(self._numbers(int(gramian.shape[0])), gramian.dtype)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -58,11 +53,6 @@ class EqualNorms(PreferenceBalancer):
 
     Args:
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
-        name: Name of the layer.
-
-    Raises:
-        TypeError: `preference` is not a mapping.
-        ValueError: `preference` has a negative or non-finite number, or is 0 for all heads.
 
     Example:
         >>> EqualNorms()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -73,7 +63,7 @@ class EqualNorms(PreferenceBalancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        preference = self._preference_vector(rows.num_heads) * rows.active
+        preference = rows.active * self._numbers(rows.num_heads)
         mean = tf.math.divide_no_nan(tf.reduce_sum(rows.norms * rows.active), tf.reduce_sum(preference))
         return rows.coefficients(preference * mean)
 
@@ -97,10 +87,8 @@ class NormBudget(PreferenceBalancer):
 
     Args:
         preference: Budgets above 0 and at most 1 by head name; 1, no limit, for a head that is missing.
-        name: Name of the layer.
 
     Raises:
-        TypeError: `preference` is not a mapping.
         ValueError: A budget is not in (0, 1], a head is unknown, or the budgets of all heads sum to less than 1.
 
     Example:
@@ -131,11 +119,11 @@ class NormBudget(PreferenceBalancer):
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
         norms = rows.norms * rows.active
-        given = self._numbers(rows.num_heads)
-        limited = rows.active * tf.constant([float(budget < 1) for budget in given], tf.float64)
+        given = tf.constant(self._numbers(rows.num_heads), tf.float64)
+        limited = rows.active * tf.cast(given < 1, tf.float64)
         # A margin for rounding to float32, so that the guarantee holds exactly.
         shave = 1.0 if rows.dtype == tf.float64 else 1.0 - 2.0**-22
-        budgets = limited * tf.constant([budget * shave for budget in given], tf.float64)
+        budgets = limited * given * shave
         has_rest = tf.reduce_any((rows.active > 0) & (limited == 0))
         total = tf.reduce_sum(budgets)
         budgets = where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
@@ -158,7 +146,7 @@ class NormFloor(PreferenceBalancer):
 
     For models in which the gradients of some heads are too small to matter, and the other heads should lose little.
     Gradients above the floor keep their proportions, and the heads' loss weights keep their effect on them. Conflicts in
-    direction remain; add `UPGrad` after it with `Chain` to remove them as well.
+    direction remain.
 
     Formula: `s_k <- beta s_k + (1 - beta) |g_k|^2`, and `r_k = sqrt(s_k / (1 - beta^n))` after `n` updates of the head, its
     running root mean square; `t_k = max(r_k, floor p_k max_j r_j / p_j)`, with `p` the `preference`; and
@@ -174,19 +162,14 @@ class NormFloor(PreferenceBalancer):
     What it fixes: magnitude. Size of the update: that of the plain sum, as a root mean square over updates, if the gradients
     are orthogonal; the gradient of a single head is unchanged.
 
-    State: `lengths`, `[num_heads]` float32, the `sqrt(s_k)`, and `masses`, `[num_heads]` float32, the `1 - beta^n`. The
-    state of an idle head does not change, and its last running norm still counts in the maximum, so that the coefficients do
-    not depend on which heads have labels in a batch. Call `reset` after a head has been permanently disabled.
+    State: `lengths`, `[num_heads]` float32, the `sqrt(s_k)`, and `masses`, `[num_heads]` float32, the `1 - beta^n`. The last
+    running norm of an idle head still counts in the maximum, so that the coefficients do not depend on which heads have
+    labels in a batch. Call `reset` after a head has been permanently disabled.
 
     Args:
         floor: The smallest running norm that a head's gradient is scaled to, as a fraction of the largest, from 0 to 1.
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         beta: Decay rate of the running squares, at least 0 and below 1.
-        name: Name of the layer.
-
-    Raises:
-        TypeError: `preference` is not a mapping.
-        ValueError: An argument is out of range, or `preference` is 0 for all heads.
 
     Example:
         >>> rows = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
@@ -212,18 +195,17 @@ class NormFloor(PreferenceBalancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        lengths, masses = tensor_variable(self.lengths), tensor_variable(self.masses)
-        length, mass = [tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (lengths, masses)]
+        length, mass = read(self.lengths), read(self.masses)
         trains = (rows.active > 0) & rows.finite
         square = self.beta * length**2 + (1.0 - self.beta) * rows.norms**2
         length = where(trains, tf.sqrt(square), length)
         mass = where(trains, self.beta * mass + 1.0 - self.beta, mass)
-        lengths.assign(tf.cast(length, tf.float32))
-        masses.assign(tf.cast(mass, tf.float32))
+        write(self.lengths, length)
+        write(self.masses, mass)
 
         known = mass > 0
         running = length / tf.sqrt(where(known, mass, 1.0))
-        preference = self._preference_vector(rows.num_heads)
+        preference = tf.constant(self._numbers(rows.num_heads), tf.float64)
         largest = tf.reduce_max(where(preference > 0, running / where(preference > 0, preference, 1.0), 0.0))
         target = where(known, tf.maximum(running, self.floor * preference * largest), 0.0)
         size = tf.math.divide_no_nan(tf.norm(running), tf.norm(target))
@@ -234,8 +216,7 @@ class NormFloor(PreferenceBalancer):
 class MetaBalance(Balancer):
     """Scales the gradients of auxiliary heads to the norm of a target head's gradient, per encoder variable.
 
-    For one head that matters and others that only help it. Conflicts in direction remain; add `UPGrad` after it with
-    `Chain` to remove them as well.
+    For one head that matters and others that only help it. Conflicts in direction remain.
 
     Formula, for each gradient tensor: `m_k <- beta m_k + (1 - beta) |g_k|`; for every head except the target,
     `g_k <- relax g_k m_target / m_k + (1 - relax) g_k`; the update is the sum. `strategy="reduce"` does so only where
@@ -244,20 +225,18 @@ class MetaBalance(Balancer):
     What it fixes: magnitude. The target's gradient is unchanged. Size of the update: at most about `num_heads` times
     that of the target's gradient (with `relax=1`).
 
-    State: `lengths`, `[num_heads, num_tensors]` float32, the running norms `m_k`, and `masses`, of the same shape, the
-    sums of the averaging weights in them. Each `m_k` is divided by its sum, which corrects the bias of the first
-    updates. The state of an idle head does not change. While the target is idle, or has no gradient for a tensor, the
-    other heads' gradients are unchanged.
+    State: `lengths`, `[num_heads, num_tensors]` float32, the running norms `m_k`, and `masses`, of the same shape, the sums
+    of the averaging weights in them. Each `m_k` is divided by its sum, which corrects the bias of the first updates. While
+    the target is idle, or has no gradient for a tensor, the other heads' gradients are unchanged.
 
     Args:
         target: The head that matters: its name, or the index of its row.
         relax: From 0 (no change) to 1 (equal running norms).
         beta: Decay rate of the running norms, at least 0 and below 1.
         strategy: `"both"`, `"reduce"` or `"enlarge"`.
-        name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range, or the target is not a head.
+        ValueError: `target` is not a head.
 
     Example:
         >>> MetaBalance()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -309,27 +288,25 @@ class MetaBalance(Balancer):
 
     def rescale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rows, _, finite = prepared(gradients)
-        lengths, masses = tensor_variable(self.lengths), tensor_variable(self.masses)
-        if len(rows) != lengths.shape[1]:
+        length, mass = read(self.lengths), read(self.masses)
+        if len(rows) != length.shape[1]:
             raise ValueError(
-                f"`gradients` must contain as many tensors as {type(self).__name__} was built for, {lengths.shape[1]}. "
+                f"`gradients` must contain as many tensors as {type(self).__name__} was built for, {length.shape[1]}. "
                 f"Received: {len(rows)}. Build it with a list of shapes, one per gradient tensor."
             )
         norms = tf.stack([tf.sqrt(tf.reduce_sum(each**2, axis=1)) for each in rows], axis=1)
         active = (norms > 0) & finite
-        length, mass = [tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (lengths, masses)]
         length = where(active, self.beta * length + (1.0 - self.beta) * norms, length)
         mass = where(active, self.beta * mass + 1.0 - self.beta, mass)
-        lengths.assign(tf.cast(length, tf.float32))
-        masses.assign(tf.cast(mass, tf.float32))
+        write(self.lengths, length)
+        write(self.masses, mass)
 
         running = tf.math.divide_no_nan(length, mass)
-        target = self._target_index(int(norms.shape[0]))
+        num_heads = int(norms.shape[0])
+        target = self._target_index(num_heads)
         ratios = tf.math.divide_no_nan(running[target][None, :], running)
-        changes = active & active[target][None, :]
+        changes = active & active[target][None, :] & (np.arange(num_heads) != target)[:, None]
         if self.strategy != "both":
             changes &= ratios < 1 if self.strategy == "reduce" else ratios > 1
         factors = where(changes, self.relax * ratios + 1.0 - self.relax, 1.0)
-        mark = tf.one_hot(target, int(norms.shape[0]), on_value=True, off_value=False)
-        factors = where(mark[:, None], 1.0 + 0.0 * factors, factors)
         return [each * factors[:, index, None] for index, each in enumerate(rows)]

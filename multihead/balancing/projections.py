@@ -14,9 +14,8 @@ from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_whole
 from multihead.balancing._base import MANY_HEADS, MAX_HEADS, Balancer
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import of_a_pair, unit_rows, unless_none_conflict
-from multihead.balancing._solvers.least_squares import dual_cone
-from multihead.balancing._solvers.pivoting import nonnegative, quickly, well_inside
+from multihead.balancing._rows import of_a_pair, times, unit_rows
+from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, projections
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -31,15 +30,10 @@ class UPGrad(PreferenceBalancer):
 
     What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum if no two heads
     conflict, smaller otherwise; each head's contribution scales with its gradient. Zero if the heads exactly oppose
-    each other.
+    each other. At most 128 heads.
 
     Args:
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
-        name: Name of the layer.
-
-    Raises:
-        TypeError: `preference` is not a mapping.
-        ValueError: `preference` has a negative or non-finite number or is 0 for all heads, or there are more than 128 heads.
 
     Example:
         >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -53,20 +47,15 @@ class UPGrad(PreferenceBalancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        sizes = self._preference_vector(rows.num_heads) * rows.norms * rows.active
+        sizes = rows.active * rows.norms * self._numbers(rows.num_heads)
         if rows.num_heads == 2:
             pull = tf.maximum(-rows.cosines[0, 1], 0.0)
             return rows.coefficients(of_a_pair(rows, sizes + pull * tf.reverse(sizes, [0])))
 
-        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            lifts, is_solved = nonnegative(matrix, rows.cosines, rows.noise)
-            return well_inside(rows, matrix, sizes + tf.linalg.matvec(lifts, sizes, transpose_a=True)), is_solved
+        def projected() -> tf.Tensor:
+            return dual_cone(rows).inside(tf.linalg.matvec(projections(rows), sizes, transpose_a=True))
 
-        def exact() -> tf.Tensor:
-            cone = dual_cone(rows)
-            return cone.inside(cone.without_opposed(tf.linalg.matvec(cone.projections, sizes, transpose_a=True)))
-
-        return rows.coefficients(unless_none_conflict(rows, sizes, lambda: quickly(rows, quick, exact)))
+        return rows.coefficients(tf.cond(rows.conflict, projected, lambda: tf.identity(sizes)))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -79,16 +68,10 @@ class DualProj(PreferenceBalancer):
     `p` the `preference`.
 
     What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum if it conflicts with
-    no head, smaller otherwise.
+    no head, smaller otherwise. At most 128 heads.
 
     Args:
         preference: Numbers of at least 0 by head name; 1 for a head that is missing.
-        name: Name of the layer.
-
-    Raises:
-        TypeError: `preference` is not a mapping.
-        ValueError: `preference` has a negative or non-finite number or is 0 for all heads, or there are more than 1024
-            heads.
 
     Example:
         >>> DualProj()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -98,34 +81,24 @@ class DualProj(PreferenceBalancer):
     in Quinton and Rey, arXiv 2406.16232, but with the sum instead of the mean.
     """
 
-    max_heads = MANY_HEADS
+    max_heads = MAX_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        sizes = self._preference_vector(rows.num_heads) * rows.norms * rows.active
+        sizes = rows.active * rows.norms * self._numbers(rows.num_heads)
         if rows.num_heads == 2:  # of two rows, at most one conflicts with the sum
             return rows.coefficients(of_a_pair(rows, sizes + tf.maximum(-tf.linalg.matvec(rows.cosines, sizes), 0.0)))
 
-        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            linear, unit = _direction(rows.cosines, sizes)
-            lift, is_solved = nonnegative(matrix, linear, rows.noise)
-            return well_inside(rows, matrix, sizes + unit * lift[0]), is_solved
-
-        def exact() -> tf.Tensor:
+        def projected() -> tf.Tensor:
             cone = dual_cone(rows)
-            weights = cone.without_opposed(sizes)
-            linear, unit = _direction(rows.cosines, weights)
-            return cone.inside(cone.without_opposed(weights + unit * cone.lifts(linear)[0]))
+            weights = times(cone.removal, sizes)
+            products = times(rows.cosines, weights)
+            norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
+            norm = where(norm > 0, norm, 1.0)
+            lift = nonnegative_least_squares(rows.cosines, products[None] / norm, rows.noise, rows.tolerance)[0]
+            return cone.inside(weights + norm * lift)
 
-        return rows.coefficients(unless_none_conflict(rows, sizes, lambda: quickly(rows, quick, exact)))
-
-
-def _direction(cosines: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The unit rows' inner products with a vector of unit norm, `[1, num_heads]`, and the norm that it had."""
-    products = tf.linalg.matvec(cosines, weights)
-    norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
-    unit = where(norm > 0, norm, 1.0)
-    return tf.expand_dims(products / unit, 0), unit
+        return rows.coefficients(tf.cond(rows.conflict, projected, lambda: tf.identity(sizes)))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -137,16 +110,12 @@ class PCGrad(Balancer):
 
     What it fixes: direction, but completely only for two heads: with three, a later projection may reintroduce an
     earlier conflict, and the order of the projections matters. `UPGrad` has neither problem. Size of the update: that
-    of the sum if no two heads conflict, smaller otherwise.
+    of the sum if no two heads conflict, smaller otherwise. At most 1024 heads.
 
     The order is a function of `seed` and the step, so a resumed run repeats it.
 
     Args:
         seed: Seed of the random order, a whole number.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `seed` is not a whole number, or there are more than 1024 heads.
 
     Example:
         >>> PCGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -197,18 +166,13 @@ class GradVac(Balancer):
     this is `PCGrad`.
 
     What it fixes: direction, partially; heads may still conflict. Size of the update: that of the sum or larger, since
-    the rotation lengthens gradients.
+    the rotation lengthens gradients. At most 1024 heads.
 
-    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0. The targets of an idle head do
-    not change.
+    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0.
 
     Args:
         beta: Weight of the newest cosine, above 0 and at most 1.
         seed: Seed of the random order, a whole number.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or there are more than 1024 heads.
 
     Example:
         >>> GradVac()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -270,10 +234,6 @@ class GradDrop(Balancer):
     Args:
         leak: Fraction of each head's gradient that is always kept, from 0 to 1.
         seed: Seed of the random signs, a whole number.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Example:
         >>> GradDrop()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()

@@ -13,15 +13,15 @@ from multihead._ground.tensors import gramian, unchecked, where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_positive
 from multihead.balancing._base import Balancer
-from multihead.balancing._kinds import prepared
+from multihead.balancing._kinds import prepared, read, write
 
 
 class RunningBalancer(Balancer):
     """A balancer that stores one encoder gradient per head, and counts each head's updates.
 
-    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
-    idle head does not change. The state takes `num_heads` times the memory of the encoder's parameters. The balancer works
-    only at the parameters, because the elements of a representation belong to examples and cannot be averaged over updates.
+    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor, which takes
+    `num_heads` times the memory of the encoder's parameters. An idle head does not contribute to the update. The balancer
+    works only at the parameters: the elements of a representation belong to examples and cannot be averaged over updates.
     """
 
     uses: tuple[str, ...] = ("gradients",)
@@ -48,13 +48,10 @@ class RunningBalancer(Balancer):
                 f"Received: {received}. Use one balancer per encoder."
             )
         rows, active, finite = prepared(gradients)
-        counts, running = tensor_variable(self.counts), [tensor_variable(variable) for variable in self.running]
-        counts.assign_add(tf.cast(active, tf.int64))
-        number = tf.cast(tf.convert_to_tensor(counts), tf.float64)
-        old = [tf.cast(tf.convert_to_tensor(variable), tf.float64) for variable in running]
-        weights, new, tensors = self._weigh(rows, old, active, number, losses)
-        for variable, value in zip(running, new):
-            variable.assign(tf.cast(value, tf.float32))
+        tensor_variable(self.counts).assign_add(tf.cast(active, tf.int64))
+        weights, new, tensors = self._weigh(rows, list(map(read, self.running)), active, read(self.counts), losses)
+        for variable, value in zip(self.running, new):
+            write(variable, value)
         with unchecked():
             weights = where(finite, weights, float("nan"))
         sums = [tf.linalg.matvec(each, weights, transpose_a=True) for each in tensors]
@@ -85,8 +82,8 @@ class MoCo(RunningBalancer):
     the update: that of a weighted mean of the running gradients, since the weights sum to 1. `gamma` has the unit of an
     inverse squared gradient norm.
 
-    State: `running` (the `y_k`, initially the first gradient), `counts`, and `weights`, `[num_heads]` float32, the
-    `w_k`, initially equal. The state of an idle head does not change, and the head does not contribute to the update.
+    State: `running` (the `y_k`, initially the first gradient), `counts`, and `weights`, `[num_heads]` float32, the `w_k`,
+    initially equal.
 
     Args:
         beta: Weight of the newest gradient, above 0 and at most 1.
@@ -94,10 +91,6 @@ class MoCo(RunningBalancer):
         gamma: Step size of the weights, above 0.
         gamma_decay: How fast this step size decreases, at least 0.
         rho: Regularization that pulls the weights towards each other, at least 0.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or the balancer is built without the numbers of parameters.
 
     Example:
         >>> MoCo()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -137,15 +130,14 @@ class MoCo(RunningBalancer):
         # Not `old + rate (new - old)`: rows that are not finite have rate 0.
         running = [where(rate > 0, (1.0 - rate) * each + rate * new, each) for each, new in zip(old, rows)]
         takes_part = tf.cast(active, tf.float64)
-        variable = tensor_variable(self.weights_of_heads)
-        kept = tf.cast(tf.convert_to_tensor(variable), tf.float64)
+        kept = read(self.weights_of_heads)
         share = tf.reduce_sum(kept * takes_part)
         exists = share > 1e-30  # otherwise equal weights
         weights = where(exists, kept, 1.0) * takes_part / where(exists, share, tf.maximum(tf.reduce_sum(takes_part), 1.0))
         step = self.gamma / tf.pow(tf.maximum(tf.reduce_max(counts), 1.0), self.gamma_decay)
         slope = tf.linalg.matvec(gramian(running), weights) + self.rho * weights
         weights = _onto_simplex(weights - step * slope, takes_part)
-        variable.assign(tf.cast(where(active, weights * share, kept), tf.float32))
+        write(self.weights_of_heads, where(active, weights * share, kept))
         return weights, running, running
 
 
@@ -177,16 +169,11 @@ class DBMTL(RunningBalancer):
     accordingly.
 
     State: `running` (the `q_k`, before bias correction), `counts`, and `masses`, `[num_heads]` float32, the sums of the
-    averaging weights in `q_k`. Each `q_k` is divided by its sum, so that the first updates are not too small. The state
-    of an idle head does not change, and the head does not contribute to the update.
+    averaging weights in `q_k`. Each `q_k` is divided by its sum, so that the first updates are not too small.
 
     Args:
         beta: Decay rate of the running gradients, at least 0 and below 1.
         sigma: How fast this decay rate decreases, at least 0.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or the balancer is built without the numbers of parameters.
 
     Example:
         >>> DBMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -218,10 +205,9 @@ class DBMTL(RunningBalancer):
         running = [
             where(active[:, None], past[:, None] * each + (1.0 - past)[:, None] * new, each) for each, new in zip(old, rows)
         ]
-        masses = tensor_variable(self.masses)
-        old_mass = tf.cast(tf.convert_to_tensor(masses), tf.float64)
+        old_mass = read(self.masses)
         mass = where(active, past * old_mass + 1.0 - past, old_mass)
-        masses.assign(tf.cast(mass, tf.float32))
+        write(self.masses, mass)
 
         norms = tf.sqrt(tf.linalg.diag_part(gramian(running)))
         norms = where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
@@ -239,16 +225,11 @@ class ExcessMTL(RunningBalancer):
     What it fixes: magnitude, slowly; conflicts remain. Size of the update: that of a weighted mean of the gradients,
     since the weights sum to 1.
 
-    State: `running` (the square roots of the `S_k`), `counts`, and two `[num_heads]` float32 variables: `first_risks`
-    (the risks at the first update) and `log_weights` (the logarithms of the `w_k`, up to a common constant). The state
-    of an idle head does not change, and the head does not contribute to the update.
+    State: `running` (the square roots of the `S_k`), `counts`, and two `[num_heads]` float32 variables: `first_risks` (the
+    risks at the first update) and `log_weights` (the logarithms of the `w_k`, up to a common constant).
 
     Args:
         step_size: Step size of the weights, above 0.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or the balancer is built without the numbers of parameters.
 
     Example:
         >>> ExcessMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -274,13 +255,11 @@ class ExcessMTL(RunningBalancer):
         roots = [where(active[:, None], tf.sqrt(each**2 + new**2), each) for each, new in zip(old, rows)]
         risks = tf.add_n([tf.reduce_sum(tf.math.divide_no_nan(new**2, root), 1) for new, root in zip(rows, roots)])
 
-        first_risks, log_weights = tensor_variable(self.first_risks), tensor_variable(self.log_weights)
-        first = where(is_first, risks, tf.cast(tf.convert_to_tensor(first_risks), tf.float64))
-        first_risks.assign(tf.cast(first, tf.float32))
-        logs = tf.cast(tf.convert_to_tensor(log_weights), tf.float64)
+        first, logs = where(is_first, risks, read(self.first_risks)), read(self.log_weights)
+        write(self.first_risks, first)
         logs = where(active, logs + self.step_size * tf.math.divide_no_nan(risks, first), logs)
         # A common constant has no effect. This one keeps the largest logarithm at 0 and shifts idle heads too.
-        log_weights.assign(tf.cast(logs - tf.reduce_max(logs), tf.float32))
+        write(self.log_weights, logs - tf.reduce_max(logs))
         lowest = tf.constant(-1e300, tf.float64)
         weights = tf.nn.softmax(where(active, logs, lowest)) * tf.cast(active, tf.float64)
         return weights, roots, rows

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.types import Callback, Config, Logs, Tensor
-from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, nearest, quoted
-from multihead.callbacks._best import Best, by_head, check_by_head, variables_of
+from multihead._ground.keras import tensor_variable
+from multihead._ground.types import Callback, Config, Logs, Trainer
+from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, quoted
 from multihead.heads._directions import direction
 from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
@@ -54,6 +54,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         best_epoch: The epoch of each head's best metric.
         best_score: The best `val_score`.
         best_score_epoch: The epoch of the best `val_score`.
+        score_name: The name of the score in the logs: `val_score`, or `score` if all metrics are those of training.
         idle_heads: The heads that are idle.
         stopped_epoch: The epoch after which training was stopped; 0 if it was not.
 
@@ -86,50 +87,38 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             if not isinstance(value, int) or value < 0:
                 rule = f"`{name}` must be a whole number of at least 0."
                 raise ValueError(f"{rule} Received: {name}={value!r}. Pass, for example, 3.")
-        self.monitor = None if monitor is None else dict(monitor)
-        self.min_delta = check_by_head("min_delta", min_delta, is_number, "a finite number", 0.001)
+        if not all(map(is_number, min_delta.values() if isinstance(min_delta, Mapping) else [min_delta])):
+            raise ValueError(
+                "`min_delta` must be a finite number, or a dict of these by head name. Received: "
+                f"min_delta={min_delta!r}. Pass, for example, 0.001."
+            )
         for each in mode.values() if isinstance(mode, Mapping) else [mode]:
             check_choice("mode", each, ("auto", "min", "max"))
-        self.mode = dict(mode) if isinstance(mode, Mapping) else mode
-        self.single_task = check_by_head(
-            "single_task", single_task or {}, lambda value: is_number(value) and value != 0, "a number other than 0", 0.9
-        )
+        bases = single_task or {}
+        if not isinstance(bases, Mapping) or not all(is_number(base) and base != 0 for base in bases.values()):
+            raise ValueError(
+                "`single_task` must be a dict of numbers other than 0 by head name. Received: "
+                f"single_task={single_task!r}. Pass, for example, {{'price': 0.9}}."
+            )
+        self.monitor = None if monitor is None else dict(monitor)
+        self.min_delta, self.mode, self.single_task = min_delta, mode, dict(bases)
         self.patience, self.start_from_epoch = patience, start_from_epoch
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
-        self._metrics, self._modes = dict[str, str](), dict[str, str]()
-        self._validates, self._num_epochs = True, 0
+        self._metrics, self._modes, self._validates = dict[str, str](), dict[str, str](), True
         self._clear()
 
     def _clear(self) -> None:
-        self._bests = {head: Best(self._modes[head], by_head(self.min_delta, head, 0.0)) for head in self._metrics}
-        self._best_score = Best("max")
-        self._scores: dict[int, float] = {}  # of each epoch
+        names = self._metrics.values()
+        self.score_name = "val_score" if any(name.startswith("val_") for name in names) else "score"
+        self.best: dict[str, float | None] = dict.fromkeys(self._metrics)
+        self.best_epoch: dict[str, int | None] = dict.fromkeys(self._metrics)
+        self.best_score: float | None = None
+        self.best_score_epoch: int | None = None
         self._last: dict[str, float] = {}  # the last metric, other than NaN, of each head that has had one
         self._rows: dict[int, dict[str, float]] = {}
         self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, with None, of the score
         self.idle_heads: list[str] = []
         self.stopped_epoch = 0
-
-    @property
-    def best(self) -> dict[str, float | None]:
-        return {head: best.value for head, best in self._bests.items()}
-
-    @property
-    def best_epoch(self) -> dict[str, int | None]:
-        return {head: best.epoch for head, best in self._bests.items()}
-
-    @property
-    def best_score(self) -> float | None:
-        return self._best_score.value
-
-    @property
-    def best_score_epoch(self) -> int | None:
-        return self._best_score.epoch
-
-    @property
-    def score_name(self) -> str:
-        """The name of the score in the logs: `val_score`, or `score` if all metrics are those of training."""
-        return "val_score" if any(name.startswith("val_") for name in self._metrics.values()) else "score"
 
     def restore(self, head: str) -> None:
         """Sets the encoder and one head to their weights of the head's best epoch, for example to export them.
@@ -148,7 +137,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 f"`head` must be a head with kept weights. Received: head={head!r}; there are weights of "
                 f"{quoted(kept)}. {did_you_mean([head], kept, 'Pass one of these, with `restore_best_weights=True`.')}"
             )
-        self._restore([head], self._weights[head])
+        self._restore(head)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -159,9 +148,9 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 check_head_names(name, value, list(metrics), complete=name == "single_task" and bool(value))
-        self._metrics, self._num_epochs = dict(metrics), 0
         if self.idle:
             self.model.set_idle([])
+        self._metrics = dict(metrics)
         self._modes = {head: self._mode_of(head, name) for head, name in metrics.items()}
         self._clear()
 
@@ -200,14 +189,19 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         logs = {} if logs is None else logs
-        self._num_epochs += 1
-        values = self._values(logs)
-        if values is None:
-            return
-        improved, newly_idle = self._add(epoch, values)
-        logs[self.score_name] = self._scores[epoch]
+        absent = [name for name in self._metrics.values() if name not in logs]
+        of_validation = [name for name in (*absent, *logs) if name.startswith("val_")]
+        if absent and self._validates and of_validation == absent:
+            return  # an epoch without validation
+        if absent:
+            raise ValueError(
+                f"`monitor` must have names in the logs. Received: {quoted(absent)}; the logs have {quoted(logs)}. "
+                f"{did_you_mean(absent, logs, 'Correct the name.')} Or pass `validation_data` with targets for the head."
+            )
+        improved, newly_idle, score = self._add(epoch, {head: float(logs[name]) for head, name in self._metrics.items()})
+        logs[self.score_name] = score
         missing = [head for head in self._metrics if head not in self._last]
-        if missing and len(self._scores) == 1:
+        if missing and len(self._rows) == 1:
             names = quoted(self._metrics[head] for head in missing)
             warnings.warn(
                 f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no "
@@ -217,8 +211,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 stacklevel=2,
             )
         for name in improved if self.restore_best_weights else []:
-            variables = variables_of(self.model, list(self.model.heads) if name is None else [name])
-            self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
+            self._weights[name] = [np.array(tf.convert_to_tensor(each)) for each in _variables(self.model, name)]
         for head in newly_idle:
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
@@ -229,19 +222,17 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             self.model.set_idle([])
         if self.stopped_epoch:
             self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
-        if self._num_epochs and self.best_score is None:
-            reason = f"in each epoch, a value of the heads {quoted(self._last)} was NaN. Look at the labels and losses"
-            if not self._scores:
-                reason = "no epoch had validation. Look at `validation_freq`"
-            elif max(self._scores) < self.start_from_epoch:
-                reason = f"training ended before the epoch {self.start_from_epoch}. Lower `start_from_epoch`"
-            elif not self._last:
-                reason = "the values of all heads were NaN. Look at the labels and losses"
-            text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if self.restore_best_weights and None in self._weights:
+        if self.best_score is None:
+            warnings.warn(
+                f"HeadEarlyStopping has no {self.score_name}, and restores nothing: no epoch from epoch "
+                f"{self.start_from_epoch} on had validation and values other than NaN of {quoted(self._metrics.values())}. "
+                "Look at `validation_freq`, `start_from_epoch`, the labels and the losses.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
-            self._restore(list(self.model.heads), self._weights[None])
+            self._restore(None)
 
     def get_run_state(self) -> Config:
         """Called by `Checkpoint`: the metrics of all epochs and the kept weights."""
@@ -255,24 +246,34 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._weights = dict(state["weights"])
         self._apply()
 
-    def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str]]:
-        """Adds the metrics of an epoch: the heads that improved (None stands for the score), and the newly idle ones."""
+    def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str], float]:
+        """Adds an epoch's metrics: the heads that improved (None stands for the score), the newly idle ones, the score."""
         known = {head: value for head, value in values.items() if not math.isnan(value)}
-        if known.keys() - self._last.keys():
-            self._best_score = Best("max")  # scores of more heads cannot be compared with those before
+        if known.keys() - self._last.keys():  # scores of more heads cannot be compared with those before
+            self.best_score = self.best_score_epoch = None
+            self._weights.pop(None, None)
         self._last.update(known)
-        self._rows[epoch], self._scores[epoch] = values, self._score(values)
+        self._rows[epoch], score = values, self._score(values)
         if epoch < self.start_from_epoch:
-            return [], []
-        improved: list[str | None] = [head for head, best in self._bests.items() if best.add(epoch, values[head])]
-        ended = [head for head, best in self._bests.items() if head not in improved and best.wait >= self.patience]
+            return [], [], score
+        improved, ended = list[str | None](), []
+        for head, value in values.items():
+            delta = self.min_delta.get(head, 0.0) if isinstance(self.min_delta, Mapping) else self.min_delta
+            if _is_better(value, self.best[head], self._modes[head], abs(delta)):
+                self.best[head], self.best_epoch[head] = value, epoch
+                improved.append(head)
+            last = self.best_epoch[head]
+            since = self.start_from_epoch if last is None else last + 1
+            if head not in improved and sum(row >= since for row in self._rows) >= self.patience:
+                ended.append(head)
         newly_idle = [h for h in ended if self.idle and epoch > 0 and h not in self.idle_heads and h in self._last]
         self.idle_heads += newly_idle
-        if epoch > 0 and {*ended, *self.idle_heads} == set(self._bests):
+        if epoch > 0 and {*ended, *self.idle_heads} == set(values):
             self.stopped_epoch = epoch
-        if self._best_score.add(epoch, self._scores[epoch]):
+        if _is_better(score, self.best_score, "max"):
+            self.best_score, self.best_score_epoch = score, epoch
             improved.append(None)
-        return improved, newly_idle
+        return improved, newly_idle, score
 
     def _score(self, values: Mapping[str, float]) -> float:
         """The mean of the heads' metrics with their signs, or their mean relative gain."""
@@ -285,8 +286,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             gains.append(gain if self._modes[head] == "max" else -gain)
         return float(np.mean(gains)) if gains else math.nan
 
-    def _restore(self, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(variables_of(self.model, heads), values, strict=True):
+    def _restore(self, name: str | None) -> None:
+        for variable, value in zip(_variables(self.model, name), self._weights[name], strict=True):
             variable.assign(value)
 
     def _apply(self) -> None:
@@ -296,38 +297,35 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if self.stopped_epoch:
             self.model.stop_training = True
 
-    def _values(self, logs: Mapping[str, Tensor]) -> dict[str, float] | None:
-        absent = [name for name in self._metrics.values() if name not in logs]
-        if not absent:
-            return {head: float(logs[name]) for head, name in self._metrics.items()}
-        are_of_validation = all(name.startswith("val_") for name in absent)
-        if self._validates and are_of_validation and not any(name.startswith("val_") for name in logs):
-            return None  # an epoch without validation
-        remedy = "Correct the name, or pass `validation_data` with targets for the head."
-        raise ValueError(
-            f"`monitor` must have names in the logs. Received: {quoted(absent)}; the logs have {quoted(logs)}. "
-            f"{remedy if are_of_validation and not self._validates else did_you_mean(absent, logs, remedy)}"
-        )
-
     def _mode_of(self, head: str, metric: str) -> str:
-        found, mode = self.model.heads[head], by_head(self.mode, head, "auto")
+        found = self.model.heads[head]
+        mode: str | None = self.mode.get(head, "auto") if isinstance(self.mode, Mapping) else self.mode
         mode = direction(metric, NamedHead(head, found)) if mode == "auto" else mode
         if mode is None:
             name = metric.removeprefix("val_").removeprefix(f"{head}_")
-            own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
-            near = nearest(name, own)
-            if near is not None and name not in own:  # no part of the library logs it
-                raise ValueError(
-                    f"`monitor` must have names in the logs. Received: {metric!r}; the metrics of head {head!r} are "
-                    f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{metric.removesuffix(name)}{near}'? For "
-                    "a metric of another callback, pass its `mode`."
-                )
+            own = ["loss", *(log_name(spec) for spec in found.metrics)]
+            near = did_you_mean([metric], [metric.removesuffix(name) + each for each in own], "")
             raise ValueError(
                 f"`mode` must say whether {metric!r} is better if it is higher or lower, which is known only for losses and "
-                f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
+                f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'. "
+                f"{'' if name in own else near}".rstrip()
             )
         return mode
 
     def _say(self, text: str) -> None:
         if self.verbose:
             sys.stdout.write(f"{text}\n")
+
+
+def _is_better(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
+    """Whether a value is better than the best so far, if any, by the rules of Keras's `EarlyStopping`. NaN never is."""
+    sign = 1 if mode == "max" else -1
+    return sign * value - min_delta > (-math.inf if best is None else sign * best)
+
+
+def _variables(trainer: Trainer, head: str | None) -> list[tf.Variable]:
+    """The variables of the encoder and of one head or, with None, of all heads, each once."""
+    heads = trainer.heads.values() if head is None else [trainer.heads[head]]
+    modules = [trainer.encoder, *(each.module for each in heads)]
+    found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
+    return list({id(variable): variable for variable in found}.values())

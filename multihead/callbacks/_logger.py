@@ -8,7 +8,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,9 @@ class PerUpdate(keras.callbacks.Callback):
 
     def _begin(self, place: int | None) -> None:
         """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
+        metrics = self.model.log_metrics
+        self._is_begun, self._step, self._calls = True, self.model.num_updates, 0
+        self._seen = 0 if metrics is None else int(metrics.recorded)
 
     def _write(self, line: Config) -> None:
         """Writes `step`, `epoch` and the statistics of an update or, without `applied`, of a validation."""
@@ -59,13 +62,7 @@ class PerUpdate(keras.callbacks.Callback):
     def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
         if state:
-            self._start(state.get("place"))
-
-    def _start(self, place: int | None = None) -> None:
-        metrics = self.model.log_metrics
-        self._seen = 0 if metrics is None else metrics.num_recorded
-        self._is_begun, self._step, self._calls = True, self.model.num_updates, 0
-        self._begin(place)
+            self._begin(state.get("place"))
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -88,7 +85,7 @@ class PerUpdate(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
         if not self._is_begun:  # now callbacks that load weights have done so
-            self._start()
+            self._begin(None)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -108,7 +105,7 @@ class PerUpdate(keras.callbacks.Callback):
 
     def _read(self) -> None:
         metrics, end = self.model.log_metrics, self.model.num_updates
-        recorded = metrics.num_recorded
+        recorded = int(metrics.recorded)
         lines = metrics.latest(recorded - self._seen)
         step = end - sum(line["applied"] for line in lines)
         for line in lines:
@@ -153,31 +150,26 @@ class UpdateLogger(PerUpdate):
         self._writes = False
 
     def _begin(self, place: int | None) -> None:
+        super()._begin(place)
         self._writes = is_chief(self.model)
         if not self._writes:
             return
-        if place is not None and self.path.is_file() and self.path.stat().st_size >= place:
-            with _writing(self.path), open(self.path, "r+b") as file:
-                file.truncate(place)
-            return
-        if place is not None:
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if place is not None and size < place:
             warnings.warn(
                 f"The ledger of a resumed run must hold the lines before its checkpoint. Received: {self.path}, of fewer "
                 f"than {place} bytes. Lines are missing: put the file back, or read what there is of it.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if self.path.is_dir():
-            raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
-        lines: list[Config] = []
         with _writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():  # without the lines of later updates
+            if place is not None and size >= place:
+                os.truncate(self.path, place)
+            elif self.path.exists():  # without the lines of later updates
                 lines = [line for line in read_ledger(self.path) if line["step"] <= self._step and self._step > 0]
                 replace_text(self.path, "".join(map(_as_text, lines)))
             self.path.touch()
-        if self.model.log_metrics is not None:
-            self.model.log_metrics.restore_averages([line for line in lines if "applied" in line], self.every)
 
     def get_run_state(self) -> Config:
         """Called by `Checkpoint`: with the length of the file, which is on the disk."""
@@ -208,15 +200,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _as_text(line: Config) -> str:
     """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
-
-    def plain(value: Given) -> Given:
-        if isinstance(value, Mapping):
-            return {name: plain(each) for name, each in value.items()}
-        if isinstance(value, float):
-            return float(str(np.float32(value))) if math.isfinite(value) else None
-        return value
-
-    return json.dumps(plain(line), ensure_ascii=False) + "\n"
+    known = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}
+    short = {name: float(str(np.float32(value))) if isinstance(value, float) else value for name, value in known.items()}
+    return json.dumps(short, ensure_ascii=False) + "\n"
 
 
 class HeadTensorBoard(PerUpdate):
@@ -241,6 +227,7 @@ class HeadTensorBoard(PerUpdate):
         self._writer: Given = None
 
     def _begin(self, place: int | None) -> None:
+        super()._begin(place)
         if is_chief(self.model):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
@@ -257,7 +244,7 @@ class HeadTensorBoard(PerUpdate):
         """Called by Keras."""
         super().on_epoch_end(epoch, logs)
         names, values = cosine_matrix(logs or {}, list(self.model.heads))
-        if self._writer is None or not names or optional("matplotlib") is None:
+        if self._writer is None or not np.isfinite(values).any() or optional("matplotlib") is None:
             return
         size = 2.2 + 0.7 * len(names)
         figure, axes = new_figure("The heat map", 1, 1, (size, size))

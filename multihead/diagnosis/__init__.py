@@ -126,7 +126,7 @@ class Diagnosis:
         return "\n\n".join(["\n".join(f"- {finding}" for finding in self.findings), *tables])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Title, columns and rows of the tables that `print` and rich show; each fits a terminal of 80 columns."""
+        """Title, columns and rows of the tables that `print` shows; each fits a terminal of 80 columns."""
         losses, gradients = [], []
         for k, head in enumerate(self.heads):
             loss, constant, weight = (f"{values[k]:.4g}" for values in (self.losses, self.constant_losses, self.weights))

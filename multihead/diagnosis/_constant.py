@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads._named import NamedHead
+from multihead.heads._value import why_not_scaled
 from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, with_columns, with_inner
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -51,7 +52,9 @@ def constant_predictions(
             some = some[:, ~np.isnan(some).all(axis=0)]
             mean, deviation = float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
     columns = aligned(targets, shape, over).shape[-1]
-    is_scalable = bool(np.isfinite(mean)) and head.why_not_scaled() is None and columns == shape[-1]
+    is_scalable = (
+        bool(np.isfinite(mean)) and why_not_scaled(head.loss, head.label_spec.class_weight) is None and columns == shape[-1]
+    )
     return _least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable
 
 

@@ -12,6 +12,7 @@ from multihead._update.labels import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis, Finding
 from multihead.diagnosis._suggestion import FLOOR, comparable, in_raw_units, level_of, speeds, starved, to_scale
+from multihead.heads._value import why_not_scaled
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 _FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
@@ -125,7 +126,8 @@ def _units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     for k in in_raw_units(found, spec):
         head, mean, deviation = found.heads[k], plain(found.label_means[k]), plain(found.label_deviations[k])
-        why = spec.network.heads[k].why_not_scaled()
+        of_head = spec.network.heads[k]
+        why = why_not_scaled(of_head.loss, of_head.label_spec.class_weight)
         scale = mean if why else f"{deviation}, {mean}"
         because = f"Its loss {why}" if why else "Its predictions have other columns than its labels"
         advice = (

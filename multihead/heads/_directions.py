@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import keras
 
@@ -41,11 +42,7 @@ def direction(metric: str, head: NamedHead) -> str | None:
 
 
 def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
-    """Sets the `mode` of callbacks that have the `mode` `"auto"` and monitor a metric of a head.
-
-    Keras 3 looks for the direction among the metrics passed to `compile`, by names without the name of an output, so it
-    finds none for a model with several outputs.
-    """
+    """Sets the `mode` of callbacks that have the `mode` `"auto"` and monitor a head's metric, which Keras 3 cannot find."""
     for callback in callbacks:
         metric = getattr(callback, "monitor", None)
         if isinstance(metric, str) and getattr(callback, "mode", None) == "auto":
@@ -56,19 +53,16 @@ def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -
 
 def _of_metric(spec: Metric) -> str | None:
     """The direction of a metric, or of its specification; known for Keras's own metrics and their subclasses."""
-    if isinstance(spec, str):
-        return _by_name(spec) or metric_direction(keras.metrics.get(spec))
+    names = [spec] if isinstance(spec, str) else []
+    with suppress(ValueError):  # "acc" and "ce" are names for `compile` alone
+        spec = keras.metrics.get(spec)
     spec = spec() if isinstance(spec, type) else spec
     known = metric_direction(spec)
     if known is not None:
         return known
     if type(spec) is keras.metrics.MeanMetricWrapper:
         spec = wrapped_function(spec)
-    if isinstance(spec, keras.metrics.Metric):
-        of_keras = [_by_name(kind.__name__) for kind in type(spec).__mro__ if is_keras(kind)]
-        return next((found for found in of_keras if found is not None), None)
-    return _by_name(getattr(spec, "__name__", "")) if is_keras(spec) else None
-
-
-def _by_name(name: str) -> str | None:
-    return _BY_NAME.get(name.replace("_", "").lower())
+    kinds = type(spec).__mro__ if isinstance(spec, keras.metrics.Metric) else [spec]
+    names += [getattr(kind, "__name__", "") for kind in kinds if is_keras(kind)]
+    found = (_BY_NAME.get(name.replace("_", "").lower()) for name in names)
+    return next((each for each in found if each is not None), None)

@@ -10,14 +10,10 @@ import tensorflow as tf
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_dense
 from multihead.losses._elements import ElementLoss
-from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
+from multihead.losses._known import CLASSES, ELEMENTS, aligned_shape, with_columns, with_inner
 
 # How far outside their range soft labels may lie because they were rounded.
 _ROUNDING = 1e-3
-_OF_SEQUENCES = (
-    " A module that reads the targets must return one value for each of them, too; for the log likelihood of a sequence of "
-    "tags use `multihead.models.CRFTagger`."
-)
 _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
 
 
@@ -37,11 +33,6 @@ class LabelSpec(NamedTuple):
         """The name of the targets, for messages."""
         return f"`targets[{self.name!r}]`"
 
-    @property
-    def weights(self) -> str:
-        """The name of the sample weights, for messages."""
-        return f"`sample_weights[{self.name!r}]`"
-
 
 class Problem(NamedTuple):
     """A rule for the values of labels or weights, and where a batch breaks it."""
@@ -54,12 +45,9 @@ class Problem(NamedTuple):
     def message(self) -> list[str | tf.Tensor]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
         wrong = tf.gather_nd(self.received, tf.where(self.broken))
-        if self.broken.shape.rank < self.received.shape.rank:
-            first, number, what = tf.reshape(wrong[:1], [-1])[:10], tf.shape(wrong)[0], "rows"
-        else:
-            first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
-            number, what = tf.size(wrong), "values"
-        parts = " (", number, " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
+        first = tf.reshape(tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1], [-1])[:10]
+        what = "rows" if self.broken.shape.rank < self.received.shape.rank else "values"
+        parts = " (", tf.shape(wrong)[0], " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
         return [f"{self.rule}. Received: ", first, *parts]
 
 
@@ -84,9 +72,17 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
                 f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be "
                 "missing. Give the targets a dtype that can, or leave `ignore_label` out."
             )
-    shape = with_columns(predictions.shape)
-    seen = aligned_shape(targets.shape, shape, spec.loss.over)
-    _check_shapes(spec, seen, targets.shape, predictions.shape)
+    shape, over = with_columns(predictions.shape), spec.loss.over
+    seen, wanted = aligned_shape(targets.shape, shape, over), shape[:-1] if over == CLASSES else shape
+    if over is not None and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
+        rule = f"the shape of the predictions, {predictions.shape}"
+        rule = f"one class number for each prediction, shape {wanted}" if over == CLASSES else rule
+        hint = " Class numbers are for 'sparse_categorical_crossentropy', a value per class for 'categorical_crossentropy'."
+        raise ValueError(
+            f"{spec.targets} must have {rule}, for the loss {spec.loss.name!r}. Received: targets of shape {targets.shape} "
+            f"for predictions of shape {predictions.shape}. Reshape the targets, or correct the module's number of units."
+            f"{'' if over == ELEMENTS else hint}"
+        )
     try:
         rank = spec.loss.value_rank(tf.TensorSpec(targets.shape, targets.dtype), predictions)
     except ValueError as error:
@@ -95,7 +91,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         raise ValueError(
             f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
             f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
-            f"Let the loss give one value per label.{_OF_SEQUENCES if predictions.shape.rank == 1 < seen.rank else ''}"
+            "Let the loss give one value per label; for the log likelihood of a sequence use `multihead.models.CRFTagger`."
         )
     if spec.class_weight is not None and spec.loss.is_total:
         raise ValueError(
@@ -103,7 +99,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"{spec.loss.name!r}, which gives one for all rows. Return an array, or leave `class_weight` out."
         )
     is_row = seen.rank > rank
-    number = shape[-1] if is_row or spec.loss.over == CLASSES else None
+    number = shape[-1] if is_row or over == CLASSES else None
     if spec.class_weight is not None and number is not None and max(spec.class_weight) >= number:
         raise ValueError(
             f"`class_weight` of head {spec.name!r} must name the classes 0 to {number - 1}. "
@@ -119,27 +115,6 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
     return rank
 
 
-def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:
-    """Checks the shapes for losses whose elements are known."""
-    over, columns = spec.loss.over, with_columns(predictions)
-    wanted = columns[:-1] if over == CLASSES else columns
-    if over is None or (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
-        return
-    remedy = "Reshape the targets, or correct the module's number of units."
-    if over == CLASSES:
-        rule = f"one class number for each prediction, shape {wanted}"
-        if targets.is_compatible_with(predictions):
-            remedy = "For one value per class choose 'categorical_crossentropy'."
-    else:
-        rule = f"the shape of the predictions, {predictions}"
-        if over == ROWS and seen.rank == columns.rank - 1:
-            remedy = "For class numbers choose 'sparse_categorical_crossentropy'."
-    raise ValueError(
-        f"{spec.targets} must have {rule}, for the loss {spec.loss.name!r}. Received: targets of shape {targets} for "
-        f"predictions of shape {predictions}. {remedy}"
-    )
-
-
 def find_problems(
     spec: LabelSpec,
     targets: tf.Tensor,
@@ -151,9 +126,8 @@ def find_problems(
 ) -> list[Problem]:
     """The rules that the labels and weights of a batch could break.
 
-    The targets have the axes that the loss expects; the first `rank` of them index the elements. `lacking` are booleans:
-    which targets mark a missing label; `considered` are booleans: which elements the weights and masks keep; `given` are the
-    sample weights. Each of these three may be None.
+    The first `rank` axes of the targets index the elements. `lacking`: which targets mark a missing label; `considered`:
+    which elements the weights and masks keep; `given`: the sample weights. None stands for none, all, and ones.
     """
     inner = list(range(rank, targets.shape.rank))
     inside = None if considered is None else with_inner(considered, targets)
@@ -176,13 +150,14 @@ def find_problems(
         for broken, rule, remedy in spec.of_module(targets, every if present is None else every & present):
             problems.append(Problem(broken, numbers, f"{spec.targets} must {rule}", remedy))
     if given is not None:
+        of_weights = f"`sample_weights[{spec.name!r}]` must be"
         labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=inner)
         broken = both(both(considered, labelled), ~((given >= 0) & tf.math.is_finite(given)))
         remedy = "A weight of 0 leaves an element out."
-        problems.append(Problem(broken, given, f"{spec.weights} must be finite and at least 0", remedy))
+        problems.append(Problem(broken, given, f"{of_weights} finite and at least 0", remedy))
         if spec.loss.is_total:
             broken = both(both(considered, labelled), given != 1)
-            rule = f"{spec.weights} must be 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
+            rule = f"{of_weights} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
             problems.append(Problem(broken, given, rule, "Return an array with a value for each row, or a sum and a count."))
     return problems
 
@@ -198,26 +173,19 @@ def _broken_ranges(
     spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
     """Where the loss cannot take a label, with the rule that is broken."""
-    loss, is_floating = spec.loss, numbers.dtype.is_floating
+    loss, values = spec.loss, tf.cast(numbers, tf.float64)
     low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
+    are_classes = (values >= 0) & (values == tf.floor(values))
     if loss.over == CLASSES:
-        fits = numbers >= 0 if num_classes is None else (numbers >= 0) & (numbers < num_classes)
-        if is_floating:
-            fits &= numbers == tf.floor(numbers)
+        fits = are_classes if num_classes is None else are_classes & (values < num_classes)
         end = "of at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
         yield ~fits, f"whole numbers {end} for the loss {loss.name!r}"
     elif low is not None:
-        margin = _ROUNDING if is_floating else 0
-        fits = numbers >= low - margin
-        if high is not None:
-            fits &= numbers <= high + margin
-        elif is_floating:
-            fits &= tf.math.is_finite(numbers)
+        fits = (values >= low - _ROUNDING) & (tf.math.is_finite(values) if high is None else values <= high + _ROUNDING)
         yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
-    elif loss.known is not None and is_floating:
+    elif loss.known is not None and numbers.dtype.is_floating:
         yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"
     if spec.above is not None:
-        yield tf.cast(numbers, tf.float64) <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"
+        yield values <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"
     if spec.class_weight is not None and not is_row and loss.over != CLASSES:
-        fits = (numbers >= 0) & (numbers == tf.floor(numbers)) if is_floating else numbers >= 0
-        yield ~fits, "whole numbers of at least 0, since the head has a `class_weight`"
+        yield ~are_classes, "whole numbers of at least 0, since the head has a `class_weight`"

@@ -20,7 +20,7 @@ from multihead._ground.tensors import in_xla, where
 from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_dense, is_number, stop_unless
 from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
-from multihead.losses._known import aligned, classes_of, sizes, spread, with_columns, with_inner
+from multihead.losses._known import aligned, sizes, spread, with_columns, with_inner
 
 _VALUES_AT_ONCE = 2**20
 
@@ -35,31 +35,27 @@ def mask_missing(
     check: bool = True,
     complete: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
+    """The targets, 0 where there is no label, and weights, float32, of the shape of the loss's values, 0 there, too.
 
-    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient. Targets and
-    sample weights are `[batch, ...]`, the weights also `[batch]` or None for ones; `mask` is the Keras mask of the
-    predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise an error; compiled by
-    XLA, which cannot raise errors, their weight is infinite instead, so that the update is not applied. With `complete`, no
-    target marks a missing label.
-
-    Returns:
-        The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
+    Replacing labels before the loss is called keeps NaN, and labels that are not classes, out of every gradient. `mask` is
+    the Keras mask of the predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise
+    an error; compiled by XLA, which cannot raise errors, their weight is infinite, so that the update is not applied. With
+    `complete`, no target marks a missing label.
     """
     rank = check_specs(spec, targets, predictions)
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
     marks = [tf.math.is_nan(seen)] if seen.dtype.is_floating and not complete else []
     marks += [] if complete else [tf.equal(seen, tf.cast(label, seen.dtype)) for label in spec.ignore_labels]
     lacking = functools.reduce(tf.logical_or, marks) if marks else None
-    labelled = None if lacking is None else ~_any_inner(lacking, rank)
+    labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=list(range(rank, lacking.shape.rank)))
 
     considered, given = None, None
     if mask is not None:
         mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
         considered = _spread(mask, seen, rank, f"The Keras mask of the predictions of head {spec.name!r}")
     if sample_weight is not None:
-        check_dense(spec.weights, sample_weight)
-        given = _spread(tf.cast(_copy(sample_weight), tf.float32), seen, rank, spec.weights)
+        check_dense(f"`sample_weights[{spec.name!r}]`", sample_weight)
+        given = _spread(tf.cast(_copy(sample_weight), tf.float32), seen, rank, f"`sample_weights[{spec.name!r}]`")
         considered = both(considered, given != 0)  # NaN is not 0
     problems = find_problems(spec, seen, rank, lacking, considered, given, predictions) if check else []
     counted = both(labelled, considered if given is None else both(considered, given > 0))
@@ -71,7 +67,7 @@ def mask_missing(
         weights = where(counted, given, 0.0)
     if spec.class_weight is not None:
         clean = seen if lacking is None else where(lacking, tf.zeros_like(seen), seen)
-        weights *= weights_of_classes(spec.class_weight, classes_of(clean, rank))
+        weights *= weights_of_classes(spec.class_weight, clean, rank)
     is_plain = given is None and spec.class_weight is None and not (problems and in_xla())
     weights = _checked(weights, problems)
     # Values that do not count, NaN included, are replaced before the loss is called.
@@ -81,10 +77,9 @@ def mask_missing(
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Targets for an unknown loss: a missing label is replaced with a label from the same batch.
+    """Floating targets for an unknown loss: a missing label is replaced with a label from the same batch.
 
-    Such a loss may be infinite for the 0 that `mask_missing` has left there, as `(p / y - 1)^2` is. Its gradient would be
-    NaN even if its value is not used. The targets are floating-point, and the weights have one or several axes of elements.
+    The loss may be infinite for the 0 of `mask_missing`, as `(p / y - 1)^2` is: its gradient would be NaN, though not used.
     """
     num_axes = weights.shape.rank
     inner = tf.shape(targets)[num_axes:]
@@ -102,11 +97,7 @@ def labelled_rows(weights: tf.Tensor) -> tf.Tensor:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor in separate memory.
-
-    TensorFlow uses the arrays of a generator without copying them, and `tf.where` may write into its input: the generator's
-    own labels would be replaced, and count in the next epoch. XLA copies what it is given.
-    """
+    """A tensor in separate memory, as XLA's are: `tf.where` may write into its input, perhaps a generator's own array."""
     return tensor if in_xla() else tf.raw_ops.Copy(input=tensor)
 
 
@@ -115,7 +106,7 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
     if spec.class_weight is None:
         return weights
     seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
-    return tf.math.divide_no_nan(weights, weights_of_classes(spec.class_weight, classes_of(seen, weights.shape.rank)))
+    return tf.math.divide_no_nan(weights, weights_of_classes(spec.class_weight, seen, weights.shape.rank))
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
@@ -153,38 +144,25 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
         for problem in problems:  # which of the elements break a rule, from which of their labels do
             ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
             broken = tf.reshape(problem.broken, tf.concat([tf.shape(problem.broken), ones], axis=0))
-            weights = where(_any_inner(broken, weights.shape.rank), float("inf"), weights)
+            broken = tf.reduce_any(broken, axis=list(range(weights.shape.rank, broken.shape.rank)))
+            weights = where(broken, float("inf"), weights)
         return weights
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
-    if not checks:
-        return weights
     with tf.control_dependencies(checks):
         return tf.identity(weights)
 
 
-def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
-    """Whether a condition holds anywhere within an element."""
-    axes = list(range(rank, conditions.shape.rank))
-    return tf.reduce_any(conditions, axis=axes) if axes else conditions
-
-
 def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tensor) -> bool:
-    """Checks labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are.
-
-    `check` raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
-    """
-    leaves = [leaf for leaf in tf.nest.flatten((y, sample_weight)) if leaf is not None]
+    """Lets `check` read labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are."""
+    every = tf.nest.flatten((y, sample_weight))
+    leaves = [leaf for leaf in every if leaf is not None]
     if not leaves or not all(hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0 for leaf in leaves):
         return False
     num_rows, num_values = leaves[0].shape[0], max(int(np.prod(leaf.shape)) for leaf in leaves)
     step = max(1, _VALUES_AT_ONCE * num_rows // max(1, num_values))
     for start in range(0, num_rows, step):
-
-        def rows(leaf: Tensor, start: int = start) -> Tensor:
-            part = None if leaf is None else leaf[start : start + step]
-            return part if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(np.asarray(part))
-
-        check((None, *tf.nest.map_structure(rows, (y, sample_weight))))
+        rows = [None if each is None else tf.convert_to_tensor(each[start : start + step]) for each in every]
+        check((None, *tf.nest.pack_sequence_as((y, sample_weight), rows)))
     return True
 
 
@@ -266,8 +244,9 @@ def check_class_weight(weights: object) -> dict[int, float]:
     return found
 
 
-def weights_of_classes(weights: Mapping[int, float], classes: tf.Tensor) -> tf.Tensor:
-    """The weight of each class number, float32."""
+def weights_of_classes(weights: Mapping[int, float], targets: tf.Tensor, rank: int) -> tf.Tensor:
+    """The weight of each element's class, float32: of its class number, or of the largest of its columns."""
+    classes = tf.argmax(targets, axis=-1) if targets.shape.rank > rank else targets
     beyond = max(weights) + 1  # one entry more, for all classes without a weight at the end
     table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)])
     return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))

@@ -11,22 +11,23 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import options_of, wrapped_function
-from multihead._ground.tensors import where
-from multihead._ground.types import Metric, Tensor
-from multihead._ground.validation import did_you_mean, names_known_to, quoted
-from multihead.heads._probing import find_reading
-from multihead.heads._reading import Reading
-from multihead.losses._elements import ElementLoss
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.types import Metric
+from multihead._ground.validation import quoted
+from multihead.heads._probing import find_rows, in_rows
 from multihead.losses._known import (
     CLASSES,
     ELEMENTS,
+    FUNCTIONS,
     ROWS,
     aligned,
     aligned_shape,
     is_keras,
     known,
+    of_keras,
     spread,
     with_columns,
+    with_inner,
 )
 
 STATISTICS = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
@@ -41,80 +42,55 @@ TOTALS = (
 ).split()
 """The values that belong to no head, of the trainer or of Keras."""
 
-_OVER_ELEMENTS = (
-    "Accuracy BinaryAccuracy BinaryCrossentropy Hinge SquaredHinge LogCoshError MeanAbsoluteError MeanSquaredError Poisson "
-    "MeanAbsolutePercentageError MeanSquaredLogarithmicError RootMeanSquaredError BinaryIoU AUC Precision Recall "
-    "TruePositives TrueNegatives FalsePositives FalseNegatives PrecisionAtRecall RecallAtPrecision "
-    "SensitivityAtSpecificity SpecificityAtSensitivity"
-)
-_OVER_ROWS = (
-    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy"
-)
-_OVER_CLASSES = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy"
-_KERAS = {
-    **dict.fromkeys(_OVER_ELEMENTS.split(), ELEMENTS),
-    **dict.fromkeys(_OVER_ROWS.split(), ROWS),
-    **dict.fromkeys(_OVER_CLASSES.split(), CLASSES),
-}
 _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
 
 
 class HeadMetric:
-    """A Keras metric and the part of targets and predictions that it reads."""
+    """A Keras metric and the rows that it gets: those of which everything that it reads has a label.
+
+    A metric of which nothing is known gets the smallest rows from which it computes what Keras computes from a complete
+    batch: elements, steps, or the batch's own rows.
+    """
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.over: str | None = None  # `"elements"`, `"rows"` or `"classes"`; None if it is not known
         self.column: int | None = None  # the only one that it reads
         self.by_column = False  # whether it distinguishes columns although it counts elements
-        self.reading: Reading | None = None  # how it is updated if it is not known what it reads; found by `build`
+        self.rank = 1  # how many axes are merged into one of rows
         # The number of rows that count, which may be none although there are labels; None if it need not be known.
         self.counted: Metric = None
-        options = options_of(metric)
-        if type(metric) is keras.metrics.MeanMetricWrapper:
-            function = known(wrapped_function(metric), options)
-            # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
-            if function is not None and "correlation" not in wrapped_function(metric).__name__:
-                self.over = function.over
-        elif not is_keras(type(metric)) or {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
-            self.over = None
+        parameters = inspect.signature(type(metric).update_state).parameters.values()
+        # Whether weights of 0 leave rows out.
+        self.weighs = any(each.name == "sample_weight" or each.kind is each.VAR_KEYWORD for each in parameters)
+        options, kind = options_of(metric), type(metric).__name__
+        if not is_keras(type(metric)):
+            return
+        if _has_columns(metric):
+            self.over, self.by_column = ELEMENTS, True
+        elif {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
+            return
         elif hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or a column per class, on either side
             sides = (metric.sparse_y_true, metric.sparse_y_pred)
             self.over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
         elif getattr(metric, "top_k", None) is not None:
             self.over = ROWS
         else:
-            self.over = _KERAS.get(type(metric).__name__)
+            wrapped = wrapped_function(metric) if kind == "MeanMetricWrapper" else None
+            function = FUNCTIONS.get(_snake_case(kind)) if wrapped is None else known(wrapped, options)
+            # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
+            if function is not None and "correlation" not in getattr(wrapped, "__name__", _snake_case(kind)):
+                self.over = function.over
             self.column = getattr(metric, "class_id", None)
-            self.by_column = self.column is not None or bool(getattr(metric, "multi_label", False))
 
-    def build(
-        self,
-        head: str,
-        targets: tf.TensorSpec,
-        predictions: tf.TensorSpec,
-        rank: int,
-        loss: ElementLoss,
-        *,
-        is_counted: bool,
-    ) -> None:
+    def build(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, *, is_counted: bool) -> None:
         """Finds what the metric reads of targets and predictions of some specs; a `ValueError` if they do not fit.
 
         The first `rank` axes index the elements of the loss. With `is_counted`, the rows that count are always counted.
         """
-        shape = with_columns(predictions.shape)
-        if self.over is None:
-            self.reading = find_reading(self.metric, head, targets, predictions, rank, loss)
-            num_axes = self.reading.rank
-        else:
-            self._check(head, targets, predictions, shape, shape[:-1] if self.over == CLASSES else shape)
-            num_axes = shape.rank if self.over == ELEMENTS else shape.rank - 1
-        if is_counted or (rank > num_axes and shape[num_axes:].num_elements() != 1):
-            self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
-
-    def _check(self, head: str, targets: Tensor, predictions: Tensor, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
-        seen = aligned_shape(targets.shape, shape, self.over)
-        if seen.rank != wanted.rank or not seen.is_compatible_with(wanted):
+        self._head, shape = head, with_columns(predictions.shape)
+        seen, wanted = aligned_shape(targets.shape, shape, self.over), shape[:-1] if self.over == CLASSES else shape
+        if self.over is not None and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
             raise ValueError(
                 f"`metrics` of head {head!r} must fit its targets, but {self.metric.name!r} needs targets of shape {wanted} "
                 f"for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. Choose a metric "
@@ -125,45 +101,101 @@ class HeadMetric:
                 f"`metrics` of head {head!r} must fit its predictions, but {self.metric.name!r} needs one column for each "
                 f"class. Received: predictions of shape {predictions.shape}. Choose a binary metric, such as 'accuracy'."
             )
+        if self.over is None or self.by_column:  # some with columns create their variables when they are first updated
+            dtype = tf.float32 if predictions.dtype in (tf.float16, tf.bfloat16) else predictions.dtype
+            self.rank, weighs = find_rows(self.metric, self._apply, targets, tf.TensorSpec(shape, dtype), rank)
+            self.weighs &= weighs or self.by_column
+        if self.over is not None:
+            self.rank = shape.rank - (self.over != ELEMENTS or self.by_column or self.column is not None)
+        if is_counted or (rank > self.rank and shape[self.rank :].num_elements() != 1):
+            self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements of a batch, by the weights of the loss's elements.
-
-        A metric that reads whole rows counts those in which every element that it reads has a label, by their mean weight.
-        """
+        """Adds the labelled rows of a batch, by the mean of the weights of the loss's elements."""
         predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
+        if predictions.dtype in (tf.float16, tf.bfloat16):
+            predictions = tf.cast(predictions, tf.float32)
         targets = aligned(targets, predictions.shape, self.over)
-        if self.reading is not None:
-            number = self.reading.update(targets, predictions, weights)
-        else:
-            number = self._update_known(targets, predictions, weights)
-        if self.counted is not None:
-            self.counted.update_state(number)
-
-    def _update_known(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Adds a batch to a metric whose reading is known; returns how many elements or rows count."""
-        rank = predictions.shape.rank
-        if self.over != ELEMENTS and weights.shape.rank == rank:
-            is_whole = tf.reduce_all(weights > 0, axis=-1)
-            weights = where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
-        num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
-        weights = spread(weights, targets, rank if self.over == ELEMENTS else rank - 1)
-        if self.column is not None:
-            weights = weights[..., self.column]
         if self.over == ROWS:  # some of Keras 2 take no other dtype
             targets = tf.cast(targets, predictions.dtype)
-        flat = [-1, 1] if self.over == ELEMENTS and not self.by_column else [-1, num_columns]
-        self.metric.update_state(
-            tf.reshape(targets, [-1] if self.over == CLASSES else flat),
-            tf.reshape(predictions, flat),
-            sample_weight=tf.reshape(weights, flat if self.by_column and self.column is None else [-1]),
-        )
-        return tf.reduce_sum(tf.cast(weights > 0, tf.float32))
+        if self.by_column or self.column is not None:
+            weights = spread(weights, predictions, predictions.shape.rank)
+            weights = weights if self.column is None else weights[..., self.column]
+        elif weights.shape.rank < self.rank:
+            weights = spread(weights, predictions, self.rank)
+        else:
+            axes = list(range(self.rank, weights.shape.rank))
+            is_whole = tf.reduce_all(weights > 0, axis=axes)
+            weights = where(is_whole, tf.reduce_mean(weights, axis=axes), 0.0) if axes else weights
+        are_elements = self.rank == predictions.shape.rank
+        y, p = (in_rows(each, self.rank, are_elements=are_elements) for each in (targets, predictions))
+        weights = in_rows(weights, self.rank, are_elements=False)
+        if self.over is None:
+            self._update_labelled(y, p, weights)
+        elif isinstance(self.metric, keras.metrics.FBetaScore):  # which takes weights of rows alone
+            self._update_columns(y, p, weights)
+        else:
+            self._apply(y, p, weights)
+        if self.counted is not None:
+            self.counted.update_state(tf.reduce_sum(tf.cast(weights > 0, tf.float32)))
 
-    @property
-    def runs_in_xla(self) -> bool:
-        """Whether XLA can compile a step that leaves elements without a label out of the metric."""
-        return self.reading is None or self.reading.weighs
+    def _apply(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None) -> None:
+        """Updates the metric with rows, all of which count without weights."""
+        if weights is None or not self.weighs:
+            self.metric.update_state(targets, predictions)
+        else:
+            self.metric.update_state(targets, predictions, sample_weight=weights)
+
+    def _update_labelled(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
+        """Adds the labelled rows, if there are any: a metric need not be able to take no row.
+
+        XLA has no tensors of open size. There, unlabelled rows weigh 0 and repeat a labelled one, so that all is finite.
+        """
+        labelled, data = weights > 0, (targets, predictions)
+        if not in_xla():
+            rows = tf.where(labelled)[:, 0]
+
+            def add() -> tf.Operation:
+                self._apply(*(tf.gather(each, rows) for each in (*data, weights)))
+                return tf.no_op()
+
+            tf.cond(tf.reduce_any(labelled), add, tf.no_op)
+            return
+        if not self.weighs:
+            raise ValueError(
+                f"`jit_compile` must not be True for the metric {self.metric.name!r} of head {self._head!r}, which does not "
+                "use `sample_weight`: XLA cannot leave out rows without a label. Received: a step that XLA compiles. Let "
+                "`update_state` use its `sample_weight`, or omit `jit_compile`."
+            )
+        place = tf.argmax(tf.cast(labelled, tf.int32))
+        y, p = (where(with_inner(labelled, each), each, tf.gather(each, place)) for each in data)
+        self._apply(y, p, weights)
+
+    def _update_columns(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
+        """Adds elements to an F score, which does not count those whose target and prediction are 0.
+
+        Where the columns of a row have different weights, one column is added after another.
+        """
+        targets, largest = tf.cast(targets, predictions.dtype), tf.reduce_max(weights, axis=1)
+        is_one = tf.reduce_all((weights == 0) | (weights == largest[:, tf.newaxis]))
+
+        def add(k: tf.Tensor) -> list[tf.Tensor]:
+            counts = tf.cast(where(is_one, weights > 0, tf.equal(tf.range(tf.shape(weights)[1]), k)), predictions.dtype)
+            of_rows = where(is_one, largest, weights[:, k])
+            self.metric.update_state(targets * counts, predictions * counts, sample_weight=of_rows)
+            return [k + 1]
+
+        number = where(is_one, 1, tf.shape(weights)[1])
+        tf.while_loop(lambda k: k < number, add, [tf.constant(0)], parallel_iterations=1)
+
+
+def _has_columns(metric: Metric) -> bool:
+    """Whether a metric of Keras keeps its columns apart, each of which it can count without the others."""
+    kind = type(metric).__name__
+    if kind in ("F1Score", "FBetaScore"):
+        return metric.threshold is not None  # otherwise a row's largest prediction is the positive one
+    is_plain_r2 = kind == "R2Score" and not metric.num_regressors  # with regressors, it counts rows
+    return is_plain_r2 or kind == "MeanRelativeError" or bool(getattr(metric, "multi_label", False))
 
 
 def check_metrics(metrics: Sequence[Metric], head: str) -> None:
@@ -185,42 +217,27 @@ def check_metrics(metrics: Sequence[Metric], head: str) -> None:
 
 def _check_arguments(spec: Metric, head: str) -> None:
     """Checks that a metric, or a function, takes targets and predictions."""
-    is_type = isinstance(spec, type)
-    is_metric = issubclass(spec, keras.metrics.Metric) if is_type else isinstance(spec, keras.metrics.Metric)
-    if isinstance(spec, str) or (is_type and not is_metric):
+    kind: Metric = spec if isinstance(spec, type) else type(spec)
+    is_metric = issubclass(kind, keras.metrics.Metric)
+    if isinstance(spec, str) or (kind is spec and not is_metric):
         return
-    kind: Metric = spec if is_type else type(spec)
-    called, given = (kind.update_state, 3) if is_metric else (spec, 2)
     try:
-        parameters = inspect.signature(called).parameters.values()
+        parameters = inspect.signature(kind.update_state if is_metric else spec).parameters.values()
     except (TypeError, ValueError):  # written in C
         return
-    named = [each for each in parameters if each.name != "sample_weight" and each.kind is not each.KEYWORD_ONLY]
-    if len(named) < given and not any(each.kind is each.VAR_POSITIONAL for each in named):
+    named = [each for each in parameters if each.name not in ("self", "sample_weight") and each.kind != each.KEYWORD_ONLY]
+    if len(named) < 2 and not any(each.kind is each.VAR_POSITIONAL for each in named):
         what = "update_state(y_true, y_pred)" if is_metric else "a function of (y_true, y_pred)"
         raise ValueError(
             f"`metrics` of head {head!r} must compare targets with predictions: {what}. Received: {log_name(spec)!r}, which "
-            f"takes {quoted(each.name for each in named if each.name != 'self')}. Choose another metric, or write a "
+            f"takes {quoted(each.name for each in named)}. Choose another metric, or write a "
             "function of targets and predictions that returns the values to average."
         )
 
 
 def metric_of(spec: Metric, head: str) -> Metric:
     """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
-    found, cause = None, None
-    try:
-        found = keras.metrics.get(spec)
-    except (ValueError, TypeError, KeyError) as error:
-        cause = error
-    if not callable(found):  # Keras 2 returns some names that it does not know
-        known_metrics = [*_BY_SHAPE, *names_known_to(keras.metrics.get, keras.metrics)]
-        name = spec.get("class_name") if isinstance(spec, Mapping) else spec
-        hint = did_you_mean([name], known_metrics, "Pass one of these, or a `keras.metrics.Metric`.")
-        raise ValueError(
-            f"`metrics` of head {head!r} must be Keras metrics or their names. Received: {spec!r}, which Keras does not "
-            f"know; it has {quoted(dict.fromkeys(known_metrics))}. {hint}"
-        ) from cause
-    return found
+    return of_keras(keras.metrics, spec, f"`metrics` of head {head!r} must be Keras metrics or their names", _BY_SHAPE)
 
 
 def log_name(spec: Metric) -> str:
@@ -228,9 +245,14 @@ def log_name(spec: Metric) -> str:
     if isinstance(spec, str):
         return spec
     if isinstance(spec, type):
-        apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", spec.__name__)  # as Keras names an instance: `auc` for `AUC`
-        return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
+        return _snake_case(spec.__name__)
     return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
+
+
+def _snake_case(kind: str) -> str:
+    """The name that Keras gives to an instance of a class: `"auc"` for `"AUC"`."""
+    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
 
 
 def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Metric:

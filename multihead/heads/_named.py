@@ -26,21 +26,14 @@ from multihead.heads._labels import (
 )
 from multihead.heads._metrics import HeadMetric, metric_of, resolve_metric
 from multihead.heads._reads import encode_reads, select
-from multihead.heads._value import Head, Weight, check_scaling, weight_at, why_not_scaled
+from multihead.heads._value import Head, Weight, check_scaling, weight_at
 from multihead.losses._elements import no_loss
 from multihead.losses._known import CLASSES, aligned, with_checked_range, with_columns
 from multihead.scaling import TargetScaling
 
 
 class NamedHead:
-    """A head of a trainer: a `Head` with its name, the key of its targets and logs, and what is computed from it once.
-
-    Attributes:
-        loss: The loss as sums and counts.
-        is_trained: Whether there is a loss.
-        scaling: The scaling of the targets, whose parameters are variables; None if they are not scaled.
-        checks_range: Whether predictions that are not probabilities are an error if the loss takes probabilities.
-    """
+    """A head of a trainer: a `Head` with its name, the key of its targets and logs, and what is computed from it once."""
 
     def __init__(self, name: str, value: Head) -> None:
         if not isinstance(name, str) or not name or "/" in name:
@@ -60,24 +53,22 @@ class NamedHead:
         self.reads = value.reads
         self.learning_rate_multiplier = value.learning_rate_multiplier
         self.weight_decay_multiplier = value.weight_decay_multiplier
-        self._weight_variable: Variable = None
+        self.weight_variable: Variable = None  # holds the weight from when the head has a trainer, unless it is a function
         scaling = check_scaling(name, value.target_scaling, self.loss, value.class_weight)
         self.scaling = None if scaling is None else TargetScaling(name, scaling)
         ignored = tuple(label for label in (value.ignore_label, self.loss.ignore_label) if label is not None)
         above, rules = None if scaling is None else scaling.above, getattr(value.module, "target_problems", None)
         self.label_spec = LabelSpec(name, self.loss, ignored, value.class_weight, above, rules)
-        self.checks_range = True
+        self.checks_range = True  # whether a loss of probabilities refuses other predictions
         self._metrics: list[HeadMetric] | None = None
 
     @property
     def value(self) -> Head:
         """The head with its current weight and the learned parameters of its target scaling."""
         scaling = None if self.scaling is None else self.scaling.present
-        return self._value._with(weight=self.weight, target_scaling=scaling, metrics=tuple(self.metric_specs))
-
-    def why_not_scaled(self) -> str | None:
-        """Why the loss cannot be one of scaled targets; None if it can."""
-        return why_not_scaled(self.loss, self.label_spec.class_weight)
+        found = copy.copy(self._value)  # a check would create metrics, in a graph too
+        vars(found).update(weight=self.weight, target_scaling=scaling, metrics=tuple(self.metric_specs))
+        return found
 
     def with_scaling(self, target_scaling: object) -> NamedHead:
         """The same head, with its module and metrics, and with another scaling of its targets unless it has this one."""
@@ -100,25 +91,16 @@ class NamedHead:
     def weight(self) -> Weight:
         """The weight: a function, or the current number."""
         given = self._value.weight
-        if self._weight_variable is None:
+        if self.weight_variable is None:
             return given
         with tf.init_scope():
-            present = float(tf.convert_to_tensor(self._weight_variable))
+            present = float(tf.convert_to_tensor(self.weight_variable))
         return given if np.float32(given) == present else present
-
-    def keep_weight_in(self, variable: Variable) -> None:
-        """Reads the weight from a variable from now on, unless it is a function."""
-        self._weight_variable = None if self.has_weight_function else variable
-
-    @property
-    def counters(self) -> list[Metric]:
-        """Keras metrics of the number of rows that count in a metric, which may be 0 although there are labels."""
-        return [each.counted for each in self._metrics or [] if each.counted is not None]
 
     @property
     def runs_in_xla(self) -> bool:
         """Whether XLA can compile a step that updates the metrics."""
-        return all(each.runs_in_xla for each in self._metrics or [])
+        return all(each.over is not None or each.weighs for each in self._metrics or [])
 
     def results(self) -> dict[str, Tensor]:
         """The results of the metrics by name; NaN if no row counts."""
@@ -133,8 +115,10 @@ class NamedHead:
 
     @property
     def metrics(self) -> list[Metric] | None:
-        """The Keras metrics, or None before `build`."""
-        return None if self._metrics is None else [each.metric for each in self._metrics]
+        """The Keras metrics, then those that count the rows that they read; None before `build`."""
+        if self._metrics is None:
+            return None
+        return [each.metric for each in self._metrics] + [each.counted for each in self._metrics if each.counted is not None]
 
     def get_config(self) -> Config:
         """The arguments of `add_head`, serialized; a `TypeError` for a function that Keras cannot name."""
@@ -152,15 +136,12 @@ class NamedHead:
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
         """The head's weight at a step, the number of updates applied so far; a float32 scalar."""
-        if self._weight_variable is not None:
-            return tensor_variable(self._weight_variable).read_value()
+        if self.weight_variable is not None:
+            return tensor_variable(self.weight_variable).read_value()
         return weight_at(self._value.weight, step, self.name)
 
     def read(self, representation: Nested) -> Nested:
-        """The part of the representation that the module receives.
-
-        Without `reads`, a functional model receives the entries of a dict for which it has inputs.
-        """
+        """The part of the representation that the module receives; without `reads`, that for which it has inputs."""
         if self.reads is None:
             return entries_for(self.module, representation)
         return select(representation, self.reads, self.name)
@@ -170,49 +151,35 @@ class NamedHead:
         return self.trains_encoder and any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
 
     def predict(self, representation: Nested, targets: Tensor, *, training: bool, step: Tensor = None) -> tf.Tensor:
-        """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does.
-
-        A module whose `call` has an argument `step` receives the number of updates applied so far.
-        """
+        """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does."""
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training, step=step)
 
     def generate(self, representation: Nested) -> Nested:
-        """The output without targets, in the targets' own units: `module.generate` with teacher forcing, or a plain call.
-
-        Raises:
-            ValueError: The module reads its targets and has no `generate`.
-        """
+        """The output without targets, in the targets' own units: `module.generate` with teacher forcing, or a plain call."""
         representation = self.read(representation)
         if not self.teacher_forcing:
             return self.in_units(call_module(self.module, representation, training=False))
-        if not callable(getattr(self.module, "generate", None)):
+        generate: Function | None = getattr(self.module, "generate", None)
+        if not callable(generate):
             raise ValueError(
                 f"The module of head {self.name!r} needs a method `generate(representation)` to predict, since it reads "
                 f"its targets in training (teacher_forcing=True). Received: {type(self.module).__name__} without one. "
                 "Add the method."
             )
-        generate: Function = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
         return self.in_units(call_users(generate, representation))
 
     def in_units(self, output: Nested) -> Nested:
         """The output of the module, or of its `generate`, in the targets' own units."""
         return output if self.scaling is None else self.scaling.unscale(output)
 
-    def scaled(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> tf.Tensor:
-        """Targets as the loss and the module read them, from the results of `mask_missing` and the predictions' spec."""
-        return targets if self.scaling is None else self.scaling.scale(targets, weights, predictions, self.loss.over)
-
     def like_scaled(self, targets: Tensor) -> Tensor:
         """Targets in the dtype of scaled ones, where only shapes and masks matter."""
         return tf.cast(targets, tf.float32) if self.scaling is not None and tf.is_tensor(targets) else targets
 
     def build(self, targets: Tensor, predictions: tf.TensorSpec) -> None:
-        """Checks the specs of targets and predictions against the loss, and creates the metrics.
-
-        Names such as `"accuracy"` are resolved by the shapes, as in Keras.
-        """
+        """Checks the specs of targets and predictions against the loss, and creates the metrics."""
         rank = check_specs(self.label_spec, targets, predictions)
         if self.scaling is not None:
             self.scaling.build_for(targets, predictions, self.loss.over)
@@ -221,7 +188,7 @@ class NamedHead:
         found = [HeadMetric(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
         seen = targets if self.scaling is None else tf.TensorSpec(targets.shape, tf.float32)
         for each in found:
-            each.build(self.name, seen, predictions, rank, self.loss, is_counted=not self.is_trained)
+            each.build(self.name, seen, predictions, rank, is_counted=not self.is_trained)
         self._metrics = found
 
     def mask_missing(
@@ -231,10 +198,7 @@ class NamedHead:
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, **options)
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The loss of each element and the elements' weights, float32; see `sum_of_losses`.
-
-        A loss that takes labelled rows alone returns one value for each of them, or their sum; there must be a labelled row.
-        """
+        """The loss of each element (or labelled row, or their sum) and the elements' weights, float32."""
         seen, predictions, weights = self._seen(targets, predictions, weights)
         values = _like(weights, self.loss.values(seen, predictions), self.loss)
         if self.loss.is_total:
@@ -279,18 +243,15 @@ class NamedHead:
         return sum_of_losses(*self.losses(targets, predictions, weights))
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, representation: Nested) -> None:
-        """Adds the labelled elements to the metrics, without class weights; the targets are in their own units.
-
-        A module that reads its targets may have a method `scores`, which reads only the representation and returns a tensor
-        of the shape of the predictions. Metrics then read this tensor instead of the predictions.
-        """
-        if self._metrics:
-            scores = getattr(self.module, "scores", None) if self.teacher_forcing else None
-            if callable(scores):
-                predictions = call_users(scores, self.read(representation))
-            predictions = self.in_units(predictions)
-            weights = without_class_weights(self.label_spec, targets, predictions, weights)
-        for metric in self._metrics or []:
+        """Adds the labelled elements to the metrics, without class weights; the targets are in their own units."""
+        if not self._metrics:
+            return
+        scores = getattr(self.module, "scores", None) if self.teacher_forcing else None
+        if callable(scores):
+            predictions = call_users(scores, self.read(representation))
+        predictions = self.in_units(predictions)
+        weights = without_class_weights(self.label_spec, targets, predictions, weights)
+        for metric in self._metrics:
             metric.update(targets, predictions, weights)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from multihead._ground.types import Config, Nested
-from multihead._ground.validation import described, nearest, quoted
+from multihead._ground.validation import described, did_you_mean, quoted
 
 Reads = Any
 """A key or an index, a tuple of these, or a list of both; None: all."""
@@ -26,30 +26,21 @@ def check_reads(reads: Reads) -> Reads:
 
 
 def select(representation: Nested, reads: Reads, head: str) -> Nested:
-    """The part of a representation that a head reads; a `ValueError` if there is none.
-
-    A tuple of keys is a path into a nest or, where it leads nowhere, several entries; a list selects a list of parts.
-    """
+    """The part of a representation that a head reads, or a list of parts; a `ValueError` if there is none."""
     if reads is None:
         return representation
     if isinstance(reads, list):
         return [select(representation, each, head) for each in reads]
-    path, part = reads if isinstance(reads, tuple) else (reads,), representation
-    for place, key in enumerate(path):
+    part = representation
+    for key in reads if isinstance(reads, tuple) else (reads,):
         entries = _entries(part)
         if key not in entries:
-            outermost = _entries(representation)
-            if place == 1 and all(each in outermost for each in path):
-                return tuple(outermost[each] for each in path)
             names = [entry for entry in entries if not isinstance(entry, int) or entry >= 0]
-            near, hint = nearest(key, names), f"Pass one of {quoted(names)}." if names else "Leave `reads` out."
-            if near is not None:
-                hint = f"Did you mean {near!r}?"
-            elif isinstance(reads, tuple) and not names:
-                hint = "A tuple is a path into a nest; for several parts pass a list."
+            hint = f"Pass one of {quoted(names)}." if names else "Leave `reads` out."
+            of_path = " A tuple is a path into a nest; for several parts pass a list." if isinstance(reads, tuple) else ""
             raise ValueError(
                 f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
-                f"{described(representation)}. {hint}"
+                f"{described(representation)}. {did_you_mean([key], names, hint)}{of_path}"
             )
         part = entries[key]
     return part

@@ -6,20 +6,20 @@ built, on eight made-up rows: some of them are replaced or left out, and what be
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import graph_function, written_resources
-from multihead._ground.layers import all_layers
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Function, Nested
 from multihead.heads._named import NamedHead
-from multihead.losses._known import is_keras
+from multihead.heads._probing import differ, made
+from multihead.losses._known import with_inner
 
 _REPLACED = np.array([False, True, True, False, True, False, False, True])
 """Which rows are replaced: one of any two neighbours, of any row and its counterpart in the other half, and so on."""
@@ -27,7 +27,7 @@ _REPLACED = np.array([False, True, True, False, True, False, False, True])
 _LARGE, _LARGEST = 2**12, 2**20
 """The number of elements of a row from which on one pair of batches is tried, and none."""
 
-_KINDS = ("uniform", "normal", "classes", "no classes")
+_KINDS = ("uniform", "normal", "classes", "zeros")
 
 
 def check_rows_apart(head: NamedHead, representation: Nested, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
@@ -46,40 +46,35 @@ def check_rows_apart(head: NamedHead, representation: Nested, targets: tf.Tensor
         labels = head.like_scaled(rows["targets"])
         return loss.terms(labels, head.predict(rows["representation"], labels, training=False))
 
-    specs = {"targets": targets, "predictions": predictions}
-    terms = _terms(of_loss, specs, loss.runs_eagerly)
-    for one, other in _pairs(terms, specs, predictions):
-        if loss.has_count and _differ(terms(one)[1], terms({**one, "predictions": other["predictions"]})[1]):
-            raise ValueError(
-                f"`loss` of head {head.name!r} must return a count that is a function of the targets. Received: "
-                f"{loss.name!r}, whose count changes with the predictions. Count labels, or return one value per element, "
-                "or the mean with `couples_rows=True`."
-            )
-        if not loss.couples_rows:
-            _check_pair(head, terms, one, other, "value")
-    layers = [each for each in all_layers(head.module) if type(each) is not keras.Sequential]
-    others = (keras.layers.Lambda, keras.Model)  # Keras's own layers, one after the other, do not compare rows in inference
-    is_plain = bool(layers) and all(is_keras(type(each)) and not isinstance(each, others) for each in layers)
-    is_dense = all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(representation))
-    if loss.couples_rows or (is_plain and not head.teacher_forcing) or not is_dense:
-        return
-    specs = {"targets": targets, "representation": representation}
-    terms = _terms(of_head, specs, loss.runs_eagerly)
-    for one, other in _pairs(terms, specs, predictions):
-        _check_pair(head, terms, one, other, "value, with the module,")
+    trials: list[tuple[Function, Nested]] = [(of_loss, {"targets": targets, "predictions": predictions})]
+    if all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(representation)):
+        trials.append((of_head, {"targets": targets, "representation": representation}))
+    width = predictions.shape[-1] if predictions.shape.rank > 1 else None
+    for compute, specs in trials[:1] if loss.couples_rows else trials:
+        terms = _terms(compute, specs, loss.runs_eagerly)
+        for one, other in () if terms is None else _pairs(terms, specs, width):
+            if loss.has_count and compute is of_loss:
+                changed = {**one, "predictions": other["predictions"]}
+                if differ(terms(one)[1], terms(changed)[1]):
+                    raise ValueError(
+                        f"`loss` of head {head.name!r} must return a count that is a function of the targets. Received: "
+                        f"{loss.name!r}, whose count changes with the predictions. Count labels, or return one value per "
+                        "element, or the mean with `couples_rows=True`."
+                    )
+            if not loss.couples_rows:
+                _check_pair(head, terms, one, other)
 
 
-def _check_pair(head: NamedHead, terms: Function, one: Nested, other: Nested, whose: str) -> None:
+def _check_pair(head: NamedHead, terms: Function, one: Nested, other: Nested) -> None:
     """Checks a head without `couples_rows` on two sets of rows."""
-    loss = head.loss
-    parts: list[tuple[np.ndarray, np.ndarray | None]] = []
-    mixed = tf.nest.map_structure(lambda a, b: where(_REPLACED.reshape([-1] + [1] * (a.shape.rank - 1)), b, a), one, other)
+    loss, parts = head.loss, list[Nested]()
+    mixed = tf.nest.map_structure(lambda a, b: where(with_inner(tf.constant(_REPLACED), a), b, a), one, other)
     with suppress(Exception):  # a loss need not take any rows
         halves = ((0, 3), (3, 8)) if loss.is_total else ((0, 4),)
         whole = [terms(one), *([] if loss.is_total else [terms(mixed)])]
         parts = [*whole, *(terms(tf.nest.map_structure(lambda rows, a=a, b=b: rows[a:b], one)) for a, b in halves)]
-    triples = zip(*parts) if parts else ()
-    if loss.is_total and any(_differ(whole, first + second, 1e-3) for whole, first, second in triples):
+    triples = [triple for triple in zip(*parts) if triple[0] is not None]
+    if loss.is_total and any(differ(whole, first + second, 1e-3) for whole, first, second in triples):
         raise ValueError(
             f"`loss` of head {head.name!r} must return a sum and a count which add up over the rows of a batch. Received: "
             f"{loss.name!r}, which does not give the same for a batch as for its two halves together. If it compares rows, "
@@ -87,15 +82,13 @@ def _check_pair(head: NamedHead, terms: Function, one: Nested, other: Nested, wh
             "an update whose count is 0 does not train the head."
         )
     kept = ~_REPLACED
-    if not loss.is_total and any(
-        a is not None and (_differ(a[kept], b[kept]) or _differ(a[:4], c, 1e-2)) for a, b, c in triples
-    ):
+    if not loss.is_total and any(differ(a[kept], b[kept]) or differ(a[:4], c, 1e-2) for a, b, c in triples):
         raise ValueError(
             f"`loss` of head {head.name!r} must treat each row independently of the others in its batch, or the head must "
-            f"say that it does not. Received: {loss.name!r}, whose {whose} for a row changes with the other rows or their "
-            "number: missing labels would count, too, and a split batch would have another loss. Pass `couples_rows=True` "
-            "to `add_head`, so that it gets the labelled rows of each batch, whole; do not divide a row's value by the "
-            "batch size, or sum over the batch."
+            f"say that it does not. Received: {loss.name!r}, whose value for a row, alone or with the module, changes with "
+            "other rows or their number: missing labels would count, too, and a split batch would have another loss. Pass "
+            "`couples_rows=True` to `add_head`, so that it gets the labelled rows of each batch, whole; do not divide a "
+            "row's value by the batch size, or sum over the batch."
         )
 
 
@@ -117,40 +110,17 @@ def _terms(compute: Function, specs: Nested, eagerly: bool) -> Any:
     return terms
 
 
-def _pairs(terms: Any, specs: Nested, predictions: tf.TensorSpec) -> Iterator[tuple[Nested, Nested]]:
+def _pairs(terms: Function, specs: Nested, width: int | None) -> Iterator[tuple[Nested, Nested]]:
     """Pairs of eight rows each, for the first of which a function has values that are the same each time."""
     size = sum(int(np.prod([axis or 3 for axis in spec.shape[1:]])) for spec in tf.nest.flatten(specs))
-    width = predictions.shape[-1] if predictions.shape.rank > 1 else None
-    kinds = () if terms is None or size > _LARGEST else _KINDS if size < _LARGE else _KINDS[:1]
-    for seed, kind in enumerate(kinds):
-        rng = np.random.default_rng(seed)
-        one, other = (tf.nest.map_structure(lambda spec: _made(rng, kind, width, spec), specs) for _ in range(2))  # noqa: B023
-        if kind == "no classes":
-            one, other = ({**rows, "targets": tf.zeros_like(rows["targets"])} for rows in (one, other))
+    for kind in () if size > _LARGEST else _KINDS if size < _LARGE else _KINDS[:1]:
+        rng, pair = np.random.default_rng(0), [dict[str, Nested](), dict[str, Nested]()]
+        for rows in pair:
+            for name, each in specs.items():
+                own = kind if name == "targets" or kind == "normal" else "uniform"
+                rows[name] = tf.nest.map_structure(functools.partial(made, rng, own, rows=8, width=width), each)
+        one, other = pair
         with suppress(Exception):  # a loss need not take any numbers
-            if _differ(terms(one)[0], terms(one)[0]):
+            if differ(terms(one)[0], terms(one)[0]):
                 return
             yield one, other
-
-
-def _made(rng: np.random.Generator, kind: str, width: int | None, spec: tf.TensorSpec) -> tf.Tensor:
-    """Eight rows that fit a spec, for predictions of some width."""
-    shape = [len(_REPLACED), *(size or 3 for size in spec.shape[1:])]
-    if not spec.dtype.is_floating:
-        values = rng.integers(0, min(max(width or 2, 2), 3), shape)
-    elif kind == "normal":
-        values = rng.standard_normal(shape, np.float32)
-    elif kind == "classes" and len(shape) > 1 and shape[-1] > 1:
-        values = np.eye(shape[-1])[rng.integers(0, min(shape[-1], 3), shape[:-1])] * 0.98 + 0.01 / shape[-1]
-    elif kind == "classes":
-        values = rng.integers(0, 2, shape)
-    else:
-        values = 0.1 + 0.8 * rng.random(shape, np.float32)
-    return tf.cast(values, spec.dtype)
-
-
-def _differ(one: Nested, other: Nested, tolerance: float = 1e-4) -> bool:
-    """Whether numbers differ by more than rounding, where both are finite."""
-    finite = np.isfinite(one) & np.isfinite(other)
-    one, other = np.where(finite, one, 0.0), np.where(finite, other, 0.0)
-    return bool((np.abs(one - other) > tolerance * max(np.abs(one).max(), np.abs(other).max())).any())

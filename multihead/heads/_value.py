@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 
@@ -85,7 +84,7 @@ class Head:
     ignore_label: float | None = None
     reads: Reads = None
     class_weight: Mapping[int, float] | None = None
-    target_scaling: scaling.Scaling | Layer | str | None = None
+    target_scaling: scaling.Standardize | Layer | str | None = None
     trains_encoder: bool = True
     couples_rows: bool = False
     learning_rate_multiplier: Rate = 1.0
@@ -100,12 +99,6 @@ class Head:
         head = object.__new__(cls)
         vars(head).update({**{field.name: field.default for field in fields(cls)}, **arguments})
         head._check(name)
-        return head
-
-    def _with(self, **changes: object) -> Head:
-        """The same head with other values, which are not checked: in a graph, a check must not create metrics."""
-        head = copy.copy(self)
-        vars(head).update(changes)
         return head
 
     def _check(self, name: str) -> None:
@@ -207,7 +200,7 @@ def check_ignore_label(label: object) -> float | None:
 
 def check_scaling(
     name: str, target_scaling: object, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
-) -> scaling.Scaling | None:
+) -> scaling.Standardize | None:
     """The scaling of a head's targets, if its loss can take scaled ones; None if they are not scaled."""
     found, reason = scaling.get(target_scaling), why_not_scaled(loss, class_weight)
     if found is None or reason is None:
@@ -222,8 +215,6 @@ def check_scaling(
 def why_not_scaled(loss: losses.ElementLoss, class_weight: Mapping[int, float] | None) -> str | None:
     """Why a loss cannot be one of scaled targets; None if it can."""
     known = loss.known
-    if known is not None and (known.over == CLASSES or known.low is not None):
-        return "takes classes, probabilities or signs"
-    if known is not None and known.positive:
-        return "takes numbers of at least 0, while scaled targets may be negative"
+    if known is not None and (known.over == CLASSES or known.low is not None or known.positive):
+        return "takes classes, probabilities or signs, or numbers of at least 0, while scaled targets may be negative"
     return None if class_weight is None else "is weighted by class, and scaled targets are no classes"

@@ -11,8 +11,8 @@ from multihead._ground.calls import are_probabilities, call_users, graph_functio
 from multihead._ground.keras import options_of
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Function, Loss, Nested, Tensor
-from multihead._ground.validation import did_you_mean, in_short, names_known_to, quoted
-from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, is_keras, known, with_columns
+from multihead._ground.validation import in_short
+from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, is_keras, known, of_keras, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -254,16 +254,7 @@ def get(loss: Loss) -> ElementLoss:
     """
     original = loss
     if isinstance(loss, (str, dict)):
-        try:
-            loss = keras.losses.get(loss)
-        except (ValueError, TypeError, KeyError) as error:
-            known_losses = names_known_to(keras.losses.get, keras.losses)
-            name = original.get("class_name") if isinstance(original, dict) else original
-            hint = did_you_mean([name], known_losses, "Pass one of these, a `keras.losses.Loss`, or a function.")
-            raise ValueError(
-                f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know; it has "
-                f"{quoted(known_losses)}. {hint}"
-            ) from error
+        loss = of_keras(keras.losses, loss, "`loss` must be a Keras loss")
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()
     if isinstance(loss, keras.losses.Loss):

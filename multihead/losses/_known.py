@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.calls import are_probabilities
 from multihead._ground.tensors import in_xla, where
-from multihead._ground.types import Config, Function, Loss, Tensor
-from multihead._ground.validation import stop_unless
+from multihead._ground.types import Config, Function, Layer, Loss, Tensor
+from multihead._ground.validation import did_you_mean, names_known_to, quoted, stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
 """The part of the predictions that one value of a function depends on.
@@ -39,7 +40,11 @@ class Known(NamedTuple):
 _BY_PROPERTIES = {
     Known(ELEMENTS, 0, 1): "binary_crossentropy binary_focal_crossentropy binary_accuracy",
     Known(ELEMENTS, -1, 1): "hinge squared_hinge",
-    Known(ELEMENTS): "mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh accuracy",
+    Known(ELEMENTS): (
+        "mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh log_cosh_error accuracy auc "
+        "root_mean_squared_error precision recall true_positives true_negatives false_positives false_negatives "
+        "precision_at_recall recall_at_precision sensitivity_at_specificity specificity_at_sensitivity"
+    ),
     Known(ELEMENTS, positive=True): "mean_squared_logarithmic_error poisson",
     Known(ROWS, 0): (
         "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
@@ -51,7 +56,9 @@ _BY_PROPERTIES = {
         "sparse_top_k_categorical_accuracy"
     ),
 }
-_FUNCTIONS = {name: properties for properties, names in _BY_PROPERTIES.items() for name in names.split()}
+FUNCTIONS = {name: properties for properties, names in _BY_PROPERTIES.items() for name in names.split()}
+"""The properties of losses and metrics, functions and classes, by their names with underscores."""
+
 _OF_PROBABILITIES = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy", "kl_divergence"), 1.0),
     **dict.fromkeys(("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"), 1.0),
@@ -70,17 +77,31 @@ def known(function: Function, options: Config | None = None) -> Known | None:
     if not is_keras(function) or options.get("axis", -1) not in (-1, (-1,), [-1]):
         return None
     name = getattr(function, "__name__", "")
-    found = _FUNCTIONS.get(name)
+    found = FUNCTIONS.get(name)
     if found is None or options.get("from_logits", False) or name not in _OF_PROBABILITIES:
         return found
     return found._replace(largest=_OF_PROBABILITIES[name], has_logits="crossentropy" in name)
 
 
-def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf.Tensor) -> tf.Tensor:
-    """The values of a loss, if the predictions are probabilities where the loss takes those.
+def of_keras(module: Layer, given: Loss, rule: str, more: Iterable[str] = ()) -> Loss:
+    """What `keras.losses` or `keras.metrics` has for a name or a configuration; `more` names are those of the library."""
+    found, cause = None, None
+    try:
+        found = module.get(given)
+    except (ValueError, TypeError, KeyError) as error:
+        cause = error
+    if callable(found):  # Keras 2 returns some names that it does not know
+        return found
+    names = dict.fromkeys([*more, *names_known_to(module.get, module)])
+    name = given.get("class_name") if isinstance(given, Mapping) else given
+    hint = did_you_mean([name], names, "Pass one of these, an object of Keras, or a function of (y_true, y_pred).")
+    raise ValueError(f"{rule}. Received: {given!r}, which Keras does not know; it has {quoted(names)}. {hint}") from cause
 
-    Nothing is computed for the result of a softmax or a sigmoid. Compiled by XLA, which has no errors, the values are NaN
-    instead, so that the update is not applied.
+
+def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf.Tensor) -> tf.Tensor:
+    """The values of a loss, if the predictions are probabilities where the loss takes those; an error if they are not.
+
+    Compiled by XLA, which has no errors, the values are NaN instead, so that the update is not applied.
     """
     largest = None if loss.known is None else loss.known.largest
     if largest is None or are_probabilities(predictions):
@@ -152,8 +173,3 @@ def with_inner(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     """Values of the elements with an axis of one for each of the targets' axes within an element."""
     ones = [1] * (targets.shape.rank - values.shape.rank)
     return tf.reshape(values, tf.concat([tf.shape(values), ones], axis=0)) if ones else values
-
-
-def classes_of(targets: tf.Tensor, rank: int) -> tf.Tensor:
-    """The class number of each element, from class numbers or from rows with a column for each class."""
-    return tf.argmax(targets, axis=-1) if targets.shape.rank > rank else targets

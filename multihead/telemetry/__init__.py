@@ -14,9 +14,6 @@ Losses are means over all labelled elements of the epoch's updates so far, witho
 head are means over the updates that train it. All are of the gradient of a whole update: over all micro-batches, accumulated
 batches and replicas, and without loss scaling.
 
-`telemetry=None` leaves out all that needs gradients. `"norms"` adds norms, shares, coefficients and counts; `"full"` also
-cosines, norms of the update and averages. `trainer.diagnose` measures norms and cosines in each layer of the encoder.
-
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
 `ReduceLROnPlateau`), and NaN never is. In training, skipped updates count in no metric; in evaluation, a loss that is not

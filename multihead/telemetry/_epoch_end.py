@@ -55,7 +55,7 @@ class EpochEnd(keras.callbacks.Callback):
         """Called by Keras before a validation, which resets the metrics."""
         metrics = self.model.log_metrics
         if metrics is not None and self._seen is None:
-            self._seen = metrics.num_batches, _report(self.model.update_spec.faults)
+            self._seen = int(metrics.batches), _report(self.model.update_spec.faults)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""

@@ -33,73 +33,36 @@ class Sums(keras.metrics.Metric):
 
     Of several replicas, each holds its part of every value; a read from outside adds up the parts.
 
-    Args:
-        keys: The keys of the values of `sums`.
-        num_averages: The number of running averages.
-        latest: `(updates, columns)`: the number of latest updates that are kept, and of the values of each.
-
     Attributes:
         sums: Sums, and then of how many elements, updates or examples each of them is.
         averages: The running averages.
         average_counts: Of how many updates each of them is.
-        latest: The statistics of the latest updates; NaN for missing values.
-        batches: The number of batches in the epoch.
-        recorded: The number of updates so far, skipped ones included.
+        latest: `[updates, columns]`: the statistics of the latest updates; NaN for missing values.
     """
 
-    def __init__(self, spec: UpdateSpec, keys: Sequence[Key], num_averages: int, latest: tuple[int, int]) -> None:
+    def __init__(self, logs: LogMetrics, num_sums: int, num_averages: int, latest: tuple[int, int]) -> None:
         super().__init__(name="loss", dtype="float32")
-        self._spec, self._keys = Untracked(spec), Untracked(keys)
+        self._logs = Untracked(logs)
         options: Given = {"initializer": "zeros", "dtype": "float32"}
-        self.sums = self.add_weight(name="sums", shape=(2 * len(keys),), **options)
+        self.sums = self.add_weight(name="sums", shape=(2 * num_sums,), **options)
         if latest[1]:
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
             self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
             self.latest = self.add_weight(name="latest", shape=latest, **options)
-        self.batches, self.recorded = (Untracked(first_replica_variable(tf.constant(0, tf.int64))) for _ in range(2))
 
-    def add(
-        self, losses: Sequence[Tensor], statistics: Sequence[Tensor], of_examples: Sequence[Tensor], examples: tf.Tensor
-    ) -> None:
-        """Adds this replica's part of all values and their counts, in the order of the keys.
-
-        `losses` are `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are;
-        `statistics` two lists of vectors, of statistics and of how many updates each is; `of_examples`, over this number of
-        `examples`, the losses that layers add and the total of a weighting, where None is 0.
-        """
-        sums, weighted, counts = losses
-        last = tf.convert_to_tensor([0.0 if each is None else each for each in of_examples])
-        parts = [sums, *statistics[0], last, weighted, counts, *statistics[1], tf.fill([2], examples), counts]
-        tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))
-
-    def update_state(self, *parts: Tensor) -> None:
-        """As `add`, which Keras does not wrap."""
-        self.add(*parts)
+    def update_state(self, update: Update, applied: tf.Tensor) -> None:
+        """As `LogMetrics.update`, which Keras does not wrap."""
+        self._logs.value.update(update, applied)
 
     def reset_state(self) -> None:
-        """Resets all sums to zero, and the counts of updates that are not finite."""
+        """Resets all sums to zero, and the counts of batches and of updates that are not finite."""
         self.sums.assign(tf.zeros(self.sums.shape))
-        self.batches.value.assign(0)
-        self._spec.value.faults.reset_epoch()
-
-    def read(self) -> tuple[tf.Tensor, dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor]]:
-        """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
-
-        The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
-        updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
-        `r` that layers add. A weighting has its own total in place of the first sum. It is NaN if nothing was added.
-        """
-        sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums)), 2)
-        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
-        vectors = exist, means, where(exist, means, float("nan")), sums
-        exist, means, known, sums = (dict(zip(self._keys.value, tf.unstack(vector))) for vector in vectors)
-        weighted = [means["weighted", head.name] for head in self._spec.value.network.heads]
-        total = tf.add_n([*weighted, means[ADDED_LOSS], means["total"]])
-        return where(exist[ADDED_LOSS], total, float("nan")), exist, means, known, sums
+        self._logs.value.batches.assign(0)
+        self._logs.value.spec.faults.reset_epoch()
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        return self.read()[0]
+        return self._logs.value.read()[0]
 
 
 class LogMetrics:
@@ -113,11 +76,13 @@ class LogMetrics:
     Attributes:
         averaged: The names of the statistics that have a running average.
         columns: What is known of each of the latest updates: statistics, averages, and whether it was applied.
+        batches: The number of batches in the epoch.
+        recorded: The number of updates so far, skipped ones included; 0 without telemetry.
     """
 
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
         self.heads, self.measured = spec.network.heads, spec.network.measured
-        self._spec = spec
+        self.spec = spec
         heads = [head.name for head in self.heads]
         shown = [each for each in (*LOSSES, *STATISTICS) if each.level in LEVELS[: LEVELS.index(level) + 1]]
         shown = [each for each in shown if each.needs is None or each.needs(spec)]
@@ -125,29 +90,30 @@ class LogMetrics:
         names = [name for _, names in self._shown for name in names]
         self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
         self._averaged_at = [names.index(name) for name in self.averaged]
-        averages = [f"{name}_average" for name in self.averaged]
-        self.columns = [*names, *averages, "applied"] if names else []
-        losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
-        self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
+        self.columns = [*names, *(f"{name}_average" for name in self.averaged), "applied"] if names else []
         self._num_statistics = len(names)
+        losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
+        self._keys: list[Key] = [*losses, *names, ADDED_LOSS, "total", *weighted]
+        self.sums = Sums(self, len(self._keys), len(self.averaged), (latest, len(self.columns)))
+        self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
         self._adds_losses = spec.network.adds_losses
         self._names_in_logs: list[str] | None = None
 
     @property
     def all(self) -> list[Metric]:
         """All metrics, including those of the heads."""
-        own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
+        own = [metric for head in (*self.heads, *self.measured) for metric in head.metrics or []]
         return [self.sums, *own]
 
     @property
     def counters(self) -> list[tf.Variable]:
         """The variables that count batches and updates, which are no weights of the metrics."""
-        return [self.sums.batches.value, *([self.sums.recorded.value] if self.columns else [])]
+        return [self.batches, *([self.recorded] if self.columns else [])]
 
     def count_batches(self, number: int) -> tf.Tensor:
         """Counts batches; the position in the epoch of the first of them, from 0."""
-        first = self.sums.batches.value.read_value()
-        self.sums.batches.value.assign_add(tf.constant(number, tf.int64))
+        first = self.batches.read_value()
+        self.batches.assign_add(tf.constant(number, tf.int64))
         return first
 
     @unchecked()
@@ -155,21 +121,41 @@ class LogMetrics:
         """Adds one update, with this replica's sums, and whether it was applied."""
         is_counted = applied & tf.math.is_finite(update.loss_sums)
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
-        of_examples, weighted = [update.added_loss, None], losses * update.losses.given.of_heads
-        if self._spec.weighting is not None:  # its total need not be a sum over heads
-            of_examples, weighted = [update.added_loss, update.losses.total], tf.zeros_like(losses)
+        total, weighted = None, losses * update.losses.given.of_heads
+        if self.spec.weighting is not None:  # its total need not be a sum over heads
+            total, weighted = update.losses.total, tf.zeros_like(losses)
         self._show_added(update.added_loss)
-        present = [loss for loss in of_examples if loss is not None]
-        is_usable = applied & tf.math.is_finite(tf.add_n(present)) if present else applied
+        of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
+        is_usable = applied & tf.math.is_finite(tf.add_n(of_examples)) if of_examples else applied
         examples = where(is_usable, update.num_examples, 0.0)
-        of_examples = [None if each is None else where(is_usable, each * update.num_examples, 0.0) for each in of_examples]
-        self.sums.add([losses, weighted, counts], self._record(update, applied), of_examples, replicas.part_of(examples))
+        added, total = (
+            0.0 if each is None else where(is_usable, each * examples, 0.0) for each in (update.added_loss, total)
+        )
+        self._add([losses, weighted, counts], self._record(update, applied), [added, total], replicas.part_of(examples))
 
     def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
         """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
         self._show_added(added)
-        of_examples, nothing = [None if added is None else added * examples, None], [tf.zeros([self._num_statistics])]
-        self.sums.add([losses, tf.zeros_like(losses), counts], (nothing, nothing), of_examples, examples)
+        nothing, of_examples = [tf.zeros([self._num_statistics])], [0.0 if added is None else added * examples, 0.0]
+        self._add([losses, tf.zeros_like(losses), counts], (nothing, nothing), of_examples, examples)
+
+    def _add(
+        self,
+        losses: Sequence[Tensor],
+        statistics: Sequence[list[Tensor]],
+        of_examples: Sequence[Tensor],
+        examples: tf.Tensor,
+    ) -> None:
+        """Adds this replica's part of all values and their counts, in the order of the keys.
+
+        `losses` are `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are;
+        `statistics` two lists of vectors, of statistics and of how many updates each is; `of_examples`, over this number of
+        `examples`, the losses that layers add and the total of a weighting.
+        """
+        sums, weighted, counts = losses
+        values = [sums, *statistics[0], tf.convert_to_tensor(of_examples), weighted]
+        numbers = [counts, *statistics[1], tf.fill([2], examples), counts]
+        tensor_variable(self.sums.sums).assign_add(tf.concat([*values, *numbers], axis=0))
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
@@ -180,9 +166,9 @@ class LogMetrics:
         """Records the statistics of an update; this replica's part of them, and of how many updates each is."""
         if not self._shown:
             return [], []
-        found = [each.part(update, self._spec.pairs) for each, _ in self._shown]
-        values = tf.concat([value for value, _ in found], axis=0)
-        counted = applied & tf.concat([counts for _, counts in found], axis=0) & tf.math.is_finite(values)
+        found = [each.part(update, self.spec.pairs) for each, _ in self._shown]
+        values, is_known = (tf.concat(parts, axis=0) for parts in zip(*found))
+        counted = applied & is_known & tf.math.is_finite(values)
         numbers, known = replicas.part_of(tf.cast(counted, tf.float32)), where(counted, values, 0.0)
         row = [where(counted, values, float("nan"))]
         if self.averaged:
@@ -190,7 +176,7 @@ class LogMetrics:
         row.append(replicas.part_of(tf.cast(applied, tf.float32))[tf.newaxis])
         kept, new = tensor_variable(self.sums.latest), tf.concat(row, axis=0)[tf.newaxis]
         kept.assign(new if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], new], axis=0))
-        self.sums.recorded.value.assign_add(1)
+        self.recorded.assign_add(1)
         return [known], [numbers]
 
     def _average(self, values: tf.Tensor, counted: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
@@ -206,42 +192,46 @@ class LogMetrics:
         numbers.assign(number)
         return where(number > 0, new, float("nan"))
 
+    def read(self) -> tuple[tf.Tensor, dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor]]:
+        """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
+
+        The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
+        updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
+        `r` that layers add. A weighting has its own total in place of the first sum. It is NaN if nothing was added.
+        """
+        sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums.sums)), 2)
+        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
+        vectors = exist, means, where(exist, means, float("nan")), sums
+        exist, means, known, sums = (dict(zip(self._keys, tf.unstack(vector))) for vector in vectors)
+        total = tf.add_n([*(means["weighted", head.name] for head in self.heads), means[ADDED_LOSS], means["total"]])
+        return where(exist[ADDED_LOSS], total, float("nan")), exist, means, known, sums
+
     @unchecked()
     def training_logs(self) -> dict[str, Tensor]:
         """All statistics of the epoch so far."""
-        total, exist, means, known, sums = self.sums.read()
+        total, exist, means, known, sums = self.read()
+        logs: dict[str, Tensor] = {"loss": total, **({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {})}
+        for head in self.heads:
+            logs.update(_head_logs(head, known["loss", head.name], exist["loss", head.name]))
+        for head in self.measured:
+            logs.update(_results(head))
         # What counted in no update is 0, or NaN if updates need not measure it.
-        means_of_updates = known if self._spec.way.may_reuse else means
-        found = {}
+        means_of_updates = known if self.spec.way.may_reuse else means
+        for statistic, names in self._shown:
+            if statistic not in LOSSES:
+                logs.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
         if self.averaged:
             variables = tensor_variable(self.sums.averages), tensor_variable(self.sums.average_counts)
             values, numbers = map(tf.convert_to_tensor, variables)
             averages = tf.unstack(where(numbers > 0, values, float("nan")))
-            found = {f"{name}_average": value for name, value in zip(self.averaged, averages)}
-        for statistic, names in self._shown:
-            if statistic not in LOSSES:
-                found.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
-
-        def logged(per: str, heads: slice = slice(None)) -> dict[str, Tensor]:
-            names = [name for each, names in self._shown if each.per == per for name in names[heads]]
-            return {full: found[full] for name in names for full in (name, f"{name}_average") if full in found}
-
-        logs: dict[str, Tensor] = {"loss": total}
-        logs.update({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}, **logged("update"))
-        for k, head in enumerate(self.heads):
-            logs.update(
-                _head_logs(head, known["loss", head.name], exist["loss", head.name]), **logged("head", slice(k, k + 1))
-            )
-        for head in self.measured:
-            logs.update(_results(head))
-        logs.update(logged("pair"))
-        logs["skipped_updates"] = tf.cast(tf.unstack(self._spec.faults.numbers_of_epoch.read_value())[0], tf.float32)
+            logs.update({f"{name}_average": value for name, value in zip(self.averaged, averages)})
+        logs["skipped_updates"] = tf.cast(tf.unstack(self.spec.faults.numbers_of_epoch.read_value())[0], tf.float32)
         return logs
 
     @unchecked()
     def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Tensor]:
         """The statistics of an evaluation after `step` updates, of the heads that are present; weights are `[num_heads]`."""
-        _, exist, means, known, _ = self.sums.read()
+        _, exist, means, known, _ = self.read()
         keys, logs = [("loss", head.name) for head in self.heads], dict[str, Tensor]()
         for key, head in zip(keys, self.heads):
             logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
@@ -249,10 +239,10 @@ class LogMetrics:
             logs.update(_results(head) if head.name in present else {})
         active = tf.stack([exist[key] for key in keys]) & (weights > 0)
         losses = where(active, weights * tf.stack([known[key] for key in keys]), 0.0)
-        if self._spec.weighting is None:
+        if self.spec.weighting is None:
             total = tf.reduce_sum(losses)
         else:
-            total = weigh(self._spec.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
+            total = weigh(self.spec.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
         added = {ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}
         return {"loss": or_nan(total + means[ADDED_LOSS], tf.reduce_any(active)), **added, **logs}
 
@@ -283,16 +273,6 @@ class LogMetrics:
         order = [*(name for name in wanted if name in logs), *logs]
         return {name: logs[name] for name in order if name not in hidden}
 
-    @property
-    def num_batches(self) -> int:
-        """The number of batches in the epoch so far."""
-        return int(tf.convert_to_tensor(self.sums.batches.value))
-
-    @property
-    def num_recorded(self) -> int:
-        """The number of updates so far, skipped ones included; 0 without telemetry."""
-        return int(tf.convert_to_tensor(self.sums.recorded.value))
-
     def latest(self, number: int) -> list[Config]:
         """The statistics of at most so many latest updates, oldest first.
 
@@ -300,23 +280,11 @@ class LogMetrics:
         """
         rows, lines = np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.latest))), []
         unlisted = {"applied", *(name for each, names in self._shown if each.is_sum for name in names)}
-        for row in rows[len(rows) - min(number, len(rows)) :]:
-            values = {key: float(value) if np.isfinite(value) else None for key, value in zip(self.columns, row)}
-            line: Config = {"applied": bool(row[-1] > 0.5)}
-            line.update({key: values[key] for key in self.columns if key not in unlisted})
-            lines.append(line)
+        for row in rows[max(len(rows) - number, 0) :]:
+            known = zip(self.columns, map(float, row))
+            values = {name: value if np.isfinite(value) else None for name, value in known if name not in unlisted}
+            lines.append({"applied": bool(row[-1] > 0.5), **values})
         return lines
-
-    def restore_averages(self, lines: Sequence[Config], every: int) -> None:
-        """Sets the running averages of a resumed run, unless there are any, from lines of every so many updates."""
-        last = next((line for line in reversed(lines) if line["applied"]), None)
-        if not self.averaged or last is None or bool(tf.reduce_any(tensor_variable(self.sums.average_counts) > 0)):
-            return
-        values = [last.get(f"{name}_average") for name in self.averaged]
-        numbers = [every * sum(line.get(name) is not None for line in lines) for name in self.averaged]
-        numbers = [0 if value is None else number for value, number in zip(values, numbers)]
-        tensor_variable(self.sums.averages).assign(tf.constant([value or 0.0 for value in values], tf.float32))
-        tensor_variable(self.sums.average_counts).assign(tf.constant(numbers, tf.float32))
 
 
 def _names_of(head: NamedHead) -> list[str]:

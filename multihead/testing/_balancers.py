@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._method import Observation
 from multihead.balancing import Balancer
-from multihead.testing._report import Case, Report, state_of, traced
+from multihead.testing._report import Case, Report
 
 _SIZE = 12
 
@@ -54,70 +54,57 @@ def check_balancer(
         >>> check_balancer(balancing.EqualNorms(), num_heads=(1, 2))
         EqualNorms: 17 checks, 1 to 2 heads
     """
-    report = Report(balancer, "gradients of the kind:")
+    report = Report(type(balancer).__name__, num_heads)
     for count in num_heads:
-        report.tried(count)
-        cases = {label: _Case(balancer, report, label, rows) for label, rows in _zoo(count).items()}
-        for case in cases.values():
-            case.check(order_matters)
-        cases["random"].check_modes(xla)
-    _Case(balancer, report, "random", _zoo(max(num_heads))["random"]).check_copies()
+        for label, rows in _zoo(count).items():
+            case = Case(balancer, report, f"gradients of the kind: {label}, {count} heads", (count, _SIZE))
+            _check(case, rows, order_matters)
+            if label == "random":
+                _check_copies(case, rows, xla)
     return report
 
 
-class _Case(Case):
-    """One balancer on one matrix of gradients."""
+def _check(case: Case, rows: np.ndarray, order_matters: bool) -> None:
+    update, narrow = _update(case, rows), _update(case, rows.astype(np.float32))
+    case.require(update.shape == (_SIZE,), "have the shape [num_parameters]", f", not {update.shape}")
+    case.require(narrow.dtype == np.float32 and update.dtype == np.float64, "have the gradients' dtype")
+    case.require(np.isfinite(update).all() and np.isfinite(narrow).all(), "be finite")
+    if rows.any():
+        idle = np.concatenate([rows, np.zeros([1, _SIZE])])
+        if case.method.max_heads is None or len(idle) <= case.method.max_heads:
+            with_idle = _update(case, idle)
+            case.require(np.isfinite(with_idle).all(), "be finite if a head has no gradient")
+            _same(case, rows, with_idle, update, "give the same update when a head without a gradient is added")
+        if not order_matters:
+            _same(case, rows, _update(case, rows[::-1]), update, "not depend on the order of the heads")
 
-    def __init__(self, balancer: Balancer, report: Report, label: str, rows: np.ndarray) -> None:
-        super().__init__(balancer, report, f"{label}, {len(rows)} heads", len(rows), _SIZE)
-        self._rows = rows
 
-    def check(self, order_matters: bool) -> None:
-        update = self._update(self._rows)
-        narrow = self._update(self._rows.astype(np.float32))
-        self.require(update.shape == (_SIZE,), "have the shape [num_parameters]", f", not {update.shape}")
-        self.require(narrow.dtype == np.float32 and update.dtype == np.float64, "have the gradients' dtype")
-        self.require(np.isfinite(update).all() and np.isfinite(narrow).all(), "be finite")
-        if self._rows.any():
-            idle = np.concatenate([self._rows, np.zeros([1, _SIZE])])
-            if self._method.max_heads is None or len(idle) <= self._method.max_heads:
-                with_idle = self._update(idle)
-                self.require(np.isfinite(with_idle).all(), "be finite if a head has no gradient")
-                self._same(with_idle, update, "give the same update when a head without a gradient is added")
-            if not order_matters:
-                self._same(self._update(self._rows[::-1]), update, "not depend on the order of the heads")
+def _check_copies(case: Case, rows: np.ndarray, xla: bool) -> None:
+    update = _update(case, rows)
+    narrow = _update(case, rows.astype(np.float32))
+    _same(case, rows, narrow, update, "be the same in float32 and float64", 1e-3)
+    modes = case.in_graphs(lambda balancer, rows: balancer.combine([rows])[0], tf.constant(rows), xla=xla)
+    for rule, found in modes:
+        _same(case, rows, found, update, rule, 1e-5)
+    if "gradients" not in case.method.uses:
+        coefficients = case.built().coefficients(tf.constant(rows @ rows.T)).numpy()
+        case.require(coefficients.shape == (len(rows),), "return one coefficient per head")
+        _same(case, rows, coefficients @ rows, update, "be the same from inner products as from gradients")
+    one, other = case.built(), case.built()
+    trainable = any(variable.trainable for variable in one.variables)
+    case.require(not trainable, "have no trainable variables", ". Create them with `add_state`")
+    is_same = np.array_equal(one(rows).numpy(), other(rows).numpy())
+    case.require(is_same, "give the same update from equal configurations")
+    fresh, shown = case.built(), Observation(tf.constant(0, tf.int64), tf.ones([len(rows)], tf.bool))
+    case.check_state(fresh, [(case.given, shown)] * 2, lambda _: fresh(rows))
 
-    def check_modes(self, xla: bool) -> None:
-        update = self._update(self._rows)
-        self._same(self._update(self._rows.astype(np.float32)), update, "be the same in float32 and float64", 1e-3)
-        for is_compiled in (False, True) if xla else (False,):
-            fresh = self.built()
-            rows = tf.constant(self._rows)
-            run = traced(lambda rows, balancer=fresh: balancer.combine([rows])[0], rows, xla=is_compiled)
-            mode = "compiled by XLA" if is_compiled else "in a graph"
-            self._same(run(rows).numpy(), update, f"be the same {mode} as in eager mode", 1e-5)
-        if "gradients" not in self._method.uses:
-            coefficients = self.built().coefficients(tf.constant(self._rows @ self._rows.T))
-            self.require(coefficients.shape == (len(self._rows),), "return one coefficient per head")
-            self._same(coefficients.numpy() @ self._rows, update, "be the same from inner products as from gradients")
 
-    def check_copies(self) -> None:
-        one, other = self._method.copy(), self.built()
-        self.check_config(other)
-        trainable = any(variable.trainable for variable in other.variables)
-        self.require(not trainable, "have no trainable variables", ". Create them with `add_state`")
-        start, first = state_of(other), other(self._rows).numpy()
-        self.require(np.array_equal(one(self._rows).numpy(), first), "give the same update from equal configurations")
-        self.check_skipped(other, Observation(tf.constant(0, tf.int64), tf.ones([len(self._rows)], tf.bool)))
-        self.check_reset(other, start)
+def _update(case: Case, rows: np.ndarray) -> np.ndarray:
+    return case.method.copy()(np.ascontiguousarray(rows)).numpy()
 
-    def _update(self, rows: np.ndarray) -> np.ndarray:
-        return self._method.copy()(np.ascontiguousarray(rows)).numpy()
 
-    def _same(self, received: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6) -> None:
-        scale = max(np.abs(expected).max(), 1e-9 * np.abs(self._rows).max())
-        error = np.abs(received.astype(np.float64) - expected).max() / scale if scale else np.abs(received).max()
-        self.require(error <= tolerance, rule, f" (relative difference {error:.1e})")
+def _same(case: Case, rows: np.ndarray, found: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6) -> None:
+    case.require_close(found, expected, max(np.abs(expected).max(), 1e-9 * np.abs(rows).max()), rule, tolerance)
 
 
 def _zoo(num_heads: int) -> dict[str, np.ndarray]:

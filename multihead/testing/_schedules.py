@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.types import Given
 from multihead._method import Observation
 from multihead.schedules import Schedule
-from multihead.testing._report import Case, Report, state_of, traced
+from multihead.testing._report import Case, Report, traced
 
 
 def check_schedule(
@@ -55,86 +56,78 @@ def check_schedule(
         >>> check_schedule(schedule)
         Alternate: 10 checks, 2 heads
     """
-    report = Report(schedule, "the steps")
-    for count in num_heads if schedule.head_names is None else (len(schedule.head_names),):
-        report.tried(count)
-        _Case(schedule, report, count, num_steps).check(xla)
+    counts = num_heads if schedule.head_names is None else (len(schedule.head_names),)
+    report = Report(type(schedule).__name__, counts)
+    for count in counts:
+        _check(Case(schedule, report, f"the steps before any update, with {count} heads", (count,)), num_steps, xla)
     return report
 
 
-class _Case(Case):
-    """One schedule with a number of heads."""
+def _check(case: Case, num_steps: int, xla: bool) -> None:
+    fresh, steps = case.built(), tf.range(num_steps, dtype=tf.int64)
+    some = [step for step in reversed((0, 1, 2, 3, 5, 10, num_steps - 1)) if step < num_steps]
+    compute_table = _table_of(fresh, steps)
+    compiled = traced(fresh.active, steps[0], xla=True) if xla else None
 
-    def __init__(self, schedule: Schedule, report: Report, num_heads: int, num_steps: int) -> None:
-        super().__init__(schedule, report, f"before any update, with {num_heads} heads", num_heads)
-        self._num_steps = num_steps
-        self._some_steps = [step for step in (0, 1, 2, 3, 5, 10, num_steps - 1) if step < num_steps]
-
-    def check(self, xla: bool) -> None:
-        fresh = self.built()
-        self.check_config(fresh)
-        start, table = state_of(fresh), self._check_table(fresh)
-        never = [name for name, trains in zip(fresh.head_names or (), table.any(axis=0)) if not trains]
-        self.require(not never, "have every head train at some step", f", but {never} never do")
-        self.require(np.array_equal(self._table(self.built()), table), "give the same from equal configurations")
-        for label, shown in self._observations().items():
-            given = f"after {label}, with {self._num_heads} heads"
-            self.check_skipped(fresh, shown, given)
-            if np.isfinite(shown.gramian).all():  # else the update is not applied
-                fresh.observe(shown, tf.constant(True))
-                self._check_table(fresh, given)
-        if xla:
-            table, active = self._table(fresh), traced(fresh.active, tf.constant(0, tf.int64), xla=True)
-            for step in self._some_steps:
-                same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
-                self.require(same, "be the same compiled by XLA as in a graph")
-        self.check_reset(fresh, start)
-
-    def _check_table(self, schedule: Schedule, given: str = "") -> np.ndarray:
-        """As `_table`, checked."""
-        answer = schedule.active(tf.constant(0, tf.int64))
-        is_right = tf.is_tensor(answer) and answer.dtype == tf.bool and answer.shape == (self._num_heads,)
-        self.require(is_right, "return booleans of shape [num_heads] from `active`", f", not {answer}", given)
-        table = self._table(schedule)
-        first = int(np.argmin(table.any(axis=1)))
-        at_every_step = "have at least one head train at every step"
-        self.require(table.any(axis=1).all(), at_every_step, f", but none does at step {first}", given)
-        if schedule.always_all:
-            self.require(table.all(), "have every head train at every step, or not set `always_all`", given=given)
-        for step in reversed(self._some_steps):
-            same = np.array_equal(schedule.active(tf.constant(step, tf.int64)).numpy(), table[step])
-            self.require(same, "be the same in a graph and in eager mode, in any order of the steps", f" ({step})", given)
+    def check_table() -> np.ndarray:
+        """The table, checked, and compared with eager mode at some of the steps."""
+        answer = fresh.active(steps[0])
+        is_right = tf.is_tensor(answer) and answer.dtype == tf.bool and answer.shape == case.shape
+        case.require(is_right, "return booleans of shape [num_heads] from `active`", f", not {answer}")
+        table = compute_table(steps).numpy()
+        at_step = f", but none does at step {int(np.argmin(table.any(axis=1)))}"
+        case.require(table.any(axis=1).all(), "have at least one head train at every step", at_step)
+        if fresh.always_all:
+            case.require(table.all(), "have every head train at every step, or not set `always_all`")
+        for step in some:
+            is_same = np.array_equal(fresh.active(steps[step]).numpy(), table[step])
+            case.require(is_same, "be the same in a graph and in eager mode, in any order of the steps", f" ({step})")
+            if compiled is not None:
+                is_same = np.array_equal(compiled(steps[step]).numpy(), table[step])
+                case.require(is_same, "be the same compiled by XLA as in a graph")
         return table
 
-    def _observations(self) -> dict[str, Observation]:
-        """Updates to observe, by a label."""
-        count = self._num_heads
-        rng = np.random.default_rng(0)
-        agreeing, conflicting = np.ones([count, count]), np.full([count, count], -1.0 / max(count - 1, 1))
-        np.fill_diagonal(conflicting, 1.0)
-        first_alone = np.zeros([count, count])
-        first_alone[0, 0] = 1.0
-        gramians = {
-            "an update with agreeing gradients": agreeing,
-            "an update with conflicting gradients": conflicting,
-            "an update of one head": first_alone,
-            "an update without gradients": np.zeros([count, count]),
-            "an update that is not finite": np.full([count, count], np.nan),
-            "another update with conflicting gradients": conflicting,
-        }
-        return {
-            label: Observation(
+    def apply(shown: Observation) -> None:
+        if np.isfinite(shown.gramian).all():  # else the update is not applied
+            fresh.observe(shown, tf.constant(True))
+            check_table()
+
+    table = check_table()
+    never = [name for name, trains in zip(fresh.head_names, table.any(axis=0)) if not trains]
+    case.require(not never, "have every head train at some step", f", but {never} never do")
+    is_same = np.array_equal(_table_of(case.built(), steps)(steps).numpy(), table)
+    case.require(is_same, "give the same from equal configurations")
+    case.check_state(fresh, _observations(case.shape[0]), apply)
+
+
+def _table_of(schedule: Schedule, steps: tf.Tensor) -> Given:
+    """A graph that computes `[num_steps, num_heads]`: which heads are active at each step."""
+    return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)
+
+
+def _observations(count: int) -> Iterator[tuple[str, Observation]]:
+    """Updates to observe, each with what the steps after it are called."""
+    rng = np.random.default_rng(0)
+    agreeing, conflicting = np.ones([count, count]), np.full([count, count], -1.0 / max(count - 1, 1))
+    np.fill_diagonal(conflicting, 1.0)
+    gramians = {
+        "an update with agreeing gradients": agreeing,
+        "an update with conflicting gradients": conflicting,
+        "an update of one head": np.diag(np.arange(count) == 0).astype(np.float64),
+        "an update without gradients": np.zeros([count, count]),
+        "an update that is not finite": np.full([count, count], np.nan),
+        "another update with conflicting gradients": conflicting,
+    }
+    for step, (label, gramian) in enumerate(gramians.items()):
+        losses, losses_after = rng.uniform(0.2, 3.0, [2, count]).astype(np.float32)
+        yield (
+            f"the steps after {label}, with {count} heads",
+            Observation(
                 tf.constant(step, tf.int64),
                 tf.constant(np.diag(gramian) != 0),
-                losses=tf.constant(rng.uniform(0.2, 3.0, count), tf.float32),
+                losses=tf.constant(losses),
                 norms=tf.constant(np.sqrt(np.diag(gramian)), tf.float32),
                 gramian=tf.constant(gramian),
-                losses_after=tf.constant(rng.uniform(0.2, 3.0, count), tf.float32),
-            )
-            for step, (label, gramian) in enumerate(gramians.items())
-        }
-
-    def _table(self, schedule: Schedule) -> np.ndarray:
-        """`[num_steps, num_heads]`: which heads are active at each step."""
-        steps = tf.range(self._num_steps, dtype=tf.int64)
-        return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)(steps).numpy()
+                losses_after=tf.constant(losses_after),
+            ),
+        )

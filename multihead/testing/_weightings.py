@@ -8,8 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._method import Observation
-from multihead.testing._report import Case, Report, state_of, traced
+from multihead.testing._report import Case, Report
 from multihead.weighting import Weighting
+
+_STEP = 3
 
 
 def check_weighting(
@@ -50,15 +52,72 @@ def check_weighting(
         >>> check_weighting(weighting.LogLoss(), num_heads=(2,))
         LogLoss: 11 checks, 2 heads
     """
-    report = Report(weighting, "losses of the kind:")
-    for count in num_heads if weighting.head_names is None else (len(weighting.head_names),):
-        report.tried(count)
-        cases = {label: _Case(weighting, report, label, losses) for label, losses in _losses(count).items()}
-        for case in cases.values():
-            case.check(order_matters)
-        cases["random"].check_modes(xla)
-        cases["random"].check_copies()
+    counts = num_heads if weighting.head_names is None else (len(weighting.head_names),)
+    report = Report(type(weighting).__name__, counts)
+    for count in counts:
+        for label, losses in _losses(count).items():
+            case = Case(weighting, report, f"losses of the kind: {label}, {count} heads", (count,))
+            _check(case, losses, order_matters)
+            if label == "random":
+                _check_copies(case, losses, xla)
     return report
+
+
+def _check(case: Case, losses: np.ndarray, order_matters: bool) -> None:
+    weights, total = _weigh(case, losses)
+    case.require(total.shape == () and np.isfinite(total), "return a finite scalar as `total`")
+    case.require(np.isfinite(weights).all() and (weights >= 0).all(), "have finite weights of at least 0")
+    if losses.any():
+        case.require((weights > 0).any(), "have a weight above 0: does `total` have gradients for the losses?")
+    if "losses" not in case.method.uses:
+        others = _weigh(case, losses[::-1] + 1)[0]
+        _same(case, others, weights, "have weights that do not depend on the losses, or name 'losses' in `uses`")
+    count, idle = len(losses), np.append(losses, np.float32(0))
+    with_idle = _weigh(case, idle, 1)[0][:-1]
+    _same(case, with_idle, weights, "give the same weights when a head without labels is added")
+    if not order_matters:
+        _same(case, _weigh(case, losses[::-1])[0][::-1], weights, "not depend on the heads' order")
+    fresh, active = case.built(1), tf.range(count + 1) < count
+    norms = tf.cast(active, tf.float32) if "norms" in case.method.uses else None
+    gradients = fresh.gradients(tf.constant(idle), norms, active, **fresh.used(step=_STEP))
+    for owners, gradient in zip(fresh.owners(count + 1), gradients):
+        case.require(np.isfinite(gradient).all(), "have finite gradients for its variables")
+        if owners == [count]:
+            case.require(not np.any(gradient), "not train a variable of an idle head")
+
+
+def _check_copies(case: Case, losses: np.ndarray, xla: bool) -> None:
+    given, active, used = tf.constant(losses), tf.ones([len(losses)], tf.bool), case.method.used(step=_STEP)
+
+    def weigh(weighting: Weighting, losses: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
+        return weighting.weigh(losses, tf.ones_like(losses, tf.bool), **dict(zip(used, values)))[0]
+
+    for rule, found in case.in_graphs(weigh, given, *used.values(), xla=xla):
+        _same(case, found, _weigh(case, losses)[0], rule)
+
+    fresh = case.built()
+
+    def apply(shown: Observation) -> None:
+        fresh.observe(shown, tf.constant(True))
+        fresh.end_epoch()
+
+    observed = [
+        Observation(tf.constant(step, tf.int64), active, factor * given, losses_after=0.9 * factor * given)
+        for step, factor in enumerate((1.0, 2.0, 0.5))
+    ]
+    case.check_state(fresh, [(case.given, each) for each in observed], apply)
+
+
+def _weigh(case: Case, losses: np.ndarray, further: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The weights of losses, of which the further ones have no labels, and the total."""
+    active = tf.range(len(losses)) < len(losses) - further
+    given, fresh = tf.constant(np.ascontiguousarray(losses)), case.built(further)
+    weights, total = fresh.weigh(given, active, **fresh.used(step=_STEP))
+    return weights.numpy(), total.numpy()
+
+
+def _same(case: Case, found: np.ndarray, expected: np.ndarray, rule: str) -> None:
+    case.require_close(found, expected, np.maximum(np.abs(expected), 1e-6 * np.abs(expected).max()), rule, 1e-4)
 
 
 def _losses(num_heads: int) -> dict[str, np.ndarray]:
@@ -69,72 +128,3 @@ def _losses(num_heads: int) -> dict[str, np.ndarray]:
     one_zero = random * (np.arange(num_heads) > 0)
     losses = {"random": random, "equal": np.full(num_heads, 0.7), "from 1e-6 to 1e6": spread, "one zero": one_zero}
     return {label: values.astype(np.float32) for label, values in losses.items()}
-
-
-class _Case(Case):
-    """One weighting on one vector of losses."""
-
-    def __init__(self, weighting: Weighting, report: Report, label: str, losses: np.ndarray) -> None:
-        super().__init__(weighting, report, f"{label}, {len(losses)} heads", len(losses))
-        self._losses = losses
-
-    def check(self, order_matters: bool) -> None:
-        weights, total = self._weigh(self.built(), self._losses)
-        self.require(total.shape == () and np.isfinite(total), "return a finite scalar as `total`")
-        self.require(np.isfinite(weights).all() and (weights >= 0).all(), "have finite weights of at least 0")
-        if self._losses.any():
-            self.require((weights > 0).any(), "have a weight above 0: does `total` have gradients for the losses?")
-        if "losses" not in self._method.uses:
-            others = self._weigh(self.built(), self._losses[::-1] + 1)[0]
-            self._same(others, weights, "have weights that do not depend on the losses, or name 'losses' in `uses`")
-        idle, _ = self._weigh(self.built(1), np.append(self._losses, 0), np.append(np.ones(len(self._losses)), 0) > 0)
-        self._same(idle[:-1], weights, "give the same weights when a head without labels is added")
-        if not order_matters:
-            self._same(self._weigh(self.built(), self._losses[::-1])[0][::-1], weights, "not depend on the heads' order")
-        fresh = self.built(1)
-        ones = tf.ones([len(self._losses)])
-        active = tf.constant([True] * len(self._losses) + [False])
-        norms = tf.concat([ones, [0.0]], 0) if "norms" in self._method.uses else None
-        gradients = fresh.gradients(tf.constant(np.append(self._losses, 0), tf.float32), norms, active, **self._used())
-        for owners, gradient in zip(fresh.owners(len(self._losses) + 1), gradients):
-            self.require(np.isfinite(gradient).all(), "have finite gradients for its variables")
-            if owners == [len(self._losses)]:
-                self.require(not np.any(gradient), "not train a variable of an idle head")
-
-    def check_modes(self, xla: bool) -> None:
-        weights, _ = self._weigh(self.built(), self._losses)
-        for is_compiled in (False, True) if xla else (False,):
-            losses, used, fresh = tf.constant(self._losses), self._used(), self.built()
-
-            def weigh(losses: tf.Tensor, used: dict[str, tf.Tensor], fresh: Weighting = fresh) -> tf.Tensor:
-                return fresh.weigh(losses, tf.ones_like(losses, tf.bool), **used)[0]
-
-            mode = "compiled by XLA" if is_compiled else "in a graph"
-            run = traced(weigh, losses, used, xla=is_compiled)
-            self._same(run(losses, *used.values()).numpy(), weights, f"be the same {mode} as in eager mode")
-
-    def check_copies(self) -> None:
-        fresh = self.built()
-        self.check_config(fresh)
-        start, active, losses = state_of(fresh), tf.ones([len(self._losses)], tf.bool), tf.constant(self._losses)
-        for step, factor in enumerate((1.0, 2.0, 0.5)):
-            shown = Observation(tf.constant(step, tf.int64), active, factor * losses, losses_after=0.9 * factor * losses)
-            self.check_skipped(fresh, shown)
-            fresh.observe(shown, tf.constant(True))
-            fresh.end_epoch()
-        self.check_reset(fresh, start)
-
-    def _used(self) -> dict[str, tf.Tensor]:
-        return self._method.used(step=tf.constant(3, tf.int64))
-
-    def _weigh(
-        self, weighting: Weighting, losses: np.ndarray, active: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        active = np.ones(len(losses), bool) if active is None else active
-        given = tf.constant(np.ascontiguousarray(losses), tf.float32)
-        weights, total = weighting.weigh(given, tf.constant(active), **self._used())
-        return weights.numpy(), total.numpy()
-
-    def _same(self, received: np.ndarray, expected: np.ndarray, rule: str) -> None:
-        error = np.abs(received - expected) / np.maximum(np.abs(expected), 1e-6 * max(np.abs(expected).max(), 1e-30))
-        self.require((error <= 1e-4).all(), rule, f" (relative difference {error.max():.1e})")

@@ -3,6 +3,9 @@
 Weights that are constant, or a function of the step, are set with `weight=` in `MultiHeadTrainer.add_head`. Weights that
 depend on the losses are computed by a class: pass an instance (or its name) as `weighting=` to
 `MultiHeadTrainer.compile`, or call it directly on `[num_heads]` losses.
+
+An idle head changes neither the weights of the other heads nor the state of its own. An option outside of its documented
+range raises a `ValueError`.
 """
 
 from multihead.weighting._base import Weighting, get

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Config, Tensor, Variable
+from multihead._ground.types import Tensor, Variable
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Method, find
 
@@ -42,9 +42,8 @@ class Weighting(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=True)
-        self._owners: Untracked[dict[int, int]] = Untracked(
-            {}
-        )  # heads by the identity of the variable that belongs to them alone
+        # Heads by the identity of the variable that belongs to them alone.
+        self._owners: Untracked[dict[int, int]] = Untracked({})
 
     def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Variable]:
         """Creates one trainable float32 scalar per head, trained by the trainer's optimizer unless the head is idle.
@@ -128,10 +127,6 @@ class Weighting(Method):
             objective = self.objective(losses, norms, active, **used)
         return list(tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
-    def call(self, losses: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """See `__call__`."""
-        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
-
     def __call__(self, losses: Tensor, *, step: Tensor = 0) -> tf.Tensor:
         """Computes the weights for the given losses, without changing the state.
 
@@ -159,15 +154,11 @@ class Weighting(Method):
                 f"Received: {losses.shape[0]}. Use one weighting per set of heads."
             )
         self.build((losses.shape[0],))
-        return self.call(losses, tf.cast(step, tf.int64))
+        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
 
 class BoundedWeighting(Weighting):
-    """A weighting with a lower bound of each loss by head name; 0 for a head that is missing.
-
-    Raises:
-        ValueError: A bound is not a finite number.
-    """
+    """A weighting with a lower bound of each loss by head name; 0 for a head that is missing."""
 
     def __init__(self, least_losses: Mapping[str, float] | None, *, name: str | None) -> None:
         super().__init__(name=name)
@@ -177,18 +168,34 @@ class BoundedWeighting(Weighting):
                 f"`least_losses` must map head names to finite numbers. Received: least_losses={given!r}. Correct them."
             )
         # In a form that Keras does not track.
-        self._least_losses = MappingProxyType({str(name): float(value) for name, value in given.items()})
+        self.least_losses = MappingProxyType({str(name): float(value) for name, value in given.items()})
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
-        check_head_names("least_losses", self._least_losses, head_names)
+        check_head_names("least_losses", self.least_losses, head_names)
 
     def _above(self, losses: tf.Tensor) -> tf.Tensor:
         """The losses minus their bounds."""
-        return losses - tf.constant([self._least_losses.get(name, 0.0) for name in self.head_names or ()], tf.float32)
+        return losses - [self.least_losses.get(name, 0.0) for name in self.head_names or ()]
 
-    def get_config(self) -> Config:
-        return {**super().get_config(), "least_losses": dict(self._least_losses)}
+
+class LearnedWeighting(Weighting):
+    """`total = factor sum_k (exp(sign s_k) L_k - sign s_k)`, with one learned scalar `s_k` per head, initially 0."""
+
+    uses = ()
+    prefix: str
+    factor = 1.0
+    sign = 1.0
+
+    def create_state(self, num_heads: int) -> None:
+        self.learned = self.add_learned(self.prefix, num_heads)
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        weights = self.factor * tf.exp(self.sign * values(self.learned))
+        return sum_over(weights * losses, active) + self.regularizer(active)
+
+    def regularizer(self, active: tf.Tensor) -> tf.Tensor:
+        return sum_over(-self.factor * self.sign * values(self.learned), active)
 
 
 def values(variables: Sequence[Variable]) -> tf.Tensor:

@@ -30,10 +30,6 @@ class DWA(Weighting):
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.
         updates_per_epoch: The number of updates in an epoch of the formula. None uses the epochs of `fit`.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Example:
         >>> DWA()([4.0, 0.5]).numpy().tolist()
@@ -107,19 +103,15 @@ class FAMO(BoundedWeighting):
     What it fixes: the scales of losses and heads that are left behind. It costs one more forward pass.
 
     State: `logits` (the `v`), `first_moments`, `second_moments` and `steps`, each `[num_heads]` float32: the state of Adam.
-    The state of an idle head does not change. The gradient of `v` is known only after the update, so it is not applied by
-    the trainer's optimizer, and custom training loops with `compute_gradients` and `apply_gradients` do not change `v`. With
-    dropout, the second forward pass uses a different mask.
+    The gradient of `v` is known only after the update, so it is not applied by the trainer's optimizer, and custom training
+    loops with `compute_gradients` and `apply_gradients` do not change `v`. With dropout, the second forward pass uses a
+    different mask.
 
     Args:
         learning_rate: Adam's learning rate for `v`, above 0.
         weight_decay: Weight decay of `v`, at least 0.
         least_losses: The lower bounds `b_k` of the losses by head name, multiplied by the head's `weight=` as `L_k` is. A
             missing head has 0. An update with a loss below its bound is skipped.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or `least_losses` names an unknown head.
 
     Example:
         >>> [round(float(w), 4) for w in FAMO()([4.0, 1.0])]
@@ -149,25 +141,20 @@ class FAMO(BoundedWeighting):
         self.second_moments = self.add_state("second_moments", (num_heads,))
         self.steps = self.add_state("steps", (num_heads,))
 
-    def _shares(self, active: tf.Tensor) -> tf.Tensor:
-        return softmax_over(tf.convert_to_tensor(tensor_variable(self.logits)), active)
-
-    def _logarithms(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return logarithm(self._above(losses), active)
-
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        shares, logarithms = self._shares(active), self._logarithms(losses, active)
+        shares = softmax_over(tf.convert_to_tensor(tensor_variable(self.logits)), active)
+        logarithms = logarithm(self._above(losses), active)
         whole = sum_over(shares * tf.exp(-tf.stop_gradient(logarithms)), active)
         return tf.math.divide_no_nan(tf.reduce_sum(shares * logarithms), whole)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         active = update.active
-        fell = self._logarithms(update.losses, active) - self._logarithms(update.losses_after, active)
-        usable = applied & tf.reduce_all(tf.math.is_finite(fell))
-        moved = active & usable
-        shares = self._shares(active)
+        before, after = (logarithm(self._above(each), active) for each in (update.losses, update.losses_after))
+        fell = before - after
+        moved = active & applied & tf.reduce_all(tf.math.is_finite(fell))
         state = (self.logits, self.first_moments, self.second_moments, self.steps)
         logits, first, second, steps = (tensor_variable(each) for each in state)
+        shares = softmax_over(tf.convert_to_tensor(logits), active)
         gradient = shares * (fell - tf.reduce_sum(shares * fell)) + self.weight_decay * logits
         gradient = where(moved, gradient, 0.0)  # a non-finite gradient must not reach the moments
         new_first = _BETA_1 * first + (1.0 - _BETA_1) * gradient
@@ -198,10 +185,6 @@ class GradNorm(Weighting):
 
     Args:
         alpha: How strongly the norms depend on training speed, at least 0; 0 aims at equal norms.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `alpha` is out of range.
 
     Example:
         >>> GradNorm()([4.0, 0.5]).numpy().tolist()
@@ -221,24 +204,25 @@ class GradNorm(Weighting):
         self.parts = self.add_learned("weight", num_heads, 1.0)
         self.first_losses = self.add_state("first_losses", (num_heads,))
 
-    def _parts(self) -> tf.Tensor:
-        """The unnormalized weights with a lower bound; the gradient ignores the bound, so that a weight can recover."""
-        parts = values(self.parts)
-        return parts + tf.stop_gradient(tf.maximum(parts, _LEAST) - parts)
+    def _parts(self, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The unnormalized weights, and the factor that scales them to sum to the number of active heads.
 
-    def _scale(self, parts: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return count_of(active) / tf.maximum(sum_over(parts, active), _LEAST)
+        They have a lower bound, which the gradient ignores, so that a weight can recover.
+        """
+        parts = values(self.parts)
+        parts += tf.stop_gradient(tf.maximum(parts, _LEAST) - parts)
+        return parts, tf.stop_gradient(count_of(active) / tf.maximum(sum_over(parts, active), _LEAST))
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        parts = tf.stop_gradient(self._parts())
-        return sum_over(self._scale(parts, active) * parts * losses, active)
+        parts, scale = self._parts(active)
+        return sum_over(scale * tf.stop_gradient(parts) * losses, active)
 
     def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor) -> tf.Tensor:
-        parts = self._parts()
-        scale = tf.stop_gradient(self._scale(parts, active))
+        parts, scale = self._parts(active)
         norms = where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
         weighted = scale * parts * norms
-        first = self._first(losses)
+        first = tf.convert_to_tensor(tensor_variable(self.first_losses))
+        first = where(first > 0, first, losses)
         ratios = where(active, tf.math.divide_no_nan(losses, first), 0.0)
         count = tf.maximum(count_of(active), 1.0)
         speeds = tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios) / count)
@@ -249,11 +233,8 @@ class GradNorm(Weighting):
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         first_losses = tensor_variable(self.first_losses)
-        first_losses.assign(where(update.active & applied, self._first(update.losses), first_losses))
-
-    def _first(self, losses: tf.Tensor) -> tf.Tensor:
-        first = tf.convert_to_tensor(tensor_variable(self.first_losses))
-        return where(first > 0, first, losses)
+        is_first = update.active & applied & (first_losses <= 0)
+        first_losses.assign(where(is_first, update.losses, first_losses))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -268,18 +249,14 @@ class GO4Align(Weighting):
 
     What it fixes: the scales of losses: with a group for each head, the weights are at first those of `LogLoss` times the
     mean loss; with one group, all heads have the same weight. Over many updates, a head whose loss stays above the others'
-    loses weight, so `step_size` times the number of updates times the losses must stay small. Losses must not be negative:
-    an update with a negative loss is skipped.
+    loses weight, so `step_size` times the number of updates times the losses must stay small. An update with a negative loss
+    is skipped.
 
-    State: `indicators`, `[num_heads]` float32, the `-step_size R_k`. The indicator of an idle head does not change.
+    State: `indicators`, `[num_heads]` float32, the `-step_size R_k`.
 
     Args:
         num_groups: The largest number of groups, at least 1; to be chosen for each data set.
         step_size: At least 0: how fast the indicators change.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Example:
         >>> GO4Align()([4.0, 0.5]).numpy().round(4).tolist()

@@ -11,7 +11,16 @@ from multihead._ground.random import normal
 from multihead._ground.tensors import where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_positive, check_whole
-from multihead.weighting._base import BoundedWeighting, Weighting, count_of, logarithm, softmax_over, sum_over, valid, values
+from multihead.weighting._base import (
+    BoundedWeighting,
+    LearnedWeighting,
+    Weighting,
+    count_of,
+    logarithm,
+    softmax_over,
+    sum_over,
+    valid,
+)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -21,12 +30,7 @@ class LogLoss(Weighting):
     Formula: `total = sum_k log L_k`, so `w_k = 1 / L_k` (with 1e-8 added to `L_k`).
 
     What it fixes: the scales of losses: a loss in cents trains like one in dollars, and `weight=` of a head has no effect.
-    Losses must not be negative: an update with a negative loss is skipped.
-
-    State: none.
-
-    Args:
-        name: Name of the layer.
+    An update with a negative loss is skipped.
 
     Example:
         >>> LogLoss()([4.0, 0.5]).numpy().tolist()
@@ -48,13 +52,8 @@ class GeometricMean(Weighting):
     Formula: `total = (prod_k L_k)^(1/K)`, computed as `exp(mean_k log L_k)` (with 1e-8 added to `L_k`), so
     `w_k = total / (K L_k)`, over the `K` active heads.
 
-    What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. Losses must
-    not be negative: an update with a negative loss is skipped.
-
-    State: none.
-
-    Args:
-        name: Name of the layer.
+    What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. An update with a
+    negative loss is skipped.
 
     Example:
         >>> GeometricMean()([4.0, 1.0]).numpy().tolist()
@@ -71,7 +70,7 @@ class GeometricMean(Weighting):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Uncertainty(Weighting):
+class Uncertainty(LearnedWeighting):
     """Learns each head's homoscedastic noise and gives less weight to noisier heads.
 
     Formula: `total = sum_k (exp(-s_k) L_k + s_k) / 2`, so `w_k = exp(-s_k) / 2`. For a fixed `L_k`, the learned `s_k`
@@ -82,9 +81,6 @@ class Uncertainty(Weighting):
 
     State: one learned scalar per head, `log_variance_{head}`, the `s_k`, initially 0.
 
-    Args:
-        name: Name of the layer.
-
     Example:
         >>> Uncertainty()([4.0, 0.5]).numpy().tolist()
         [0.5, 0.5]
@@ -93,20 +89,11 @@ class Uncertainty(Weighting):
     the factor 1/2 for every kind of loss. The optimizer's weight decay, if any, also applies to the `s_k`.
     """
 
-    uses = ()
-
-    def create_state(self, num_heads: int) -> None:
-        self.log_variances = self.add_learned("log_variance", num_heads)
-
-    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return sum_over(0.5 * tf.exp(-values(self.log_variances)) * losses, active) + self.regularizer(active)
-
-    def regularizer(self, active: tf.Tensor) -> tf.Tensor:
-        return sum_over(0.5 * values(self.log_variances), active)
+    prefix, factor, sign = "log_variance", 0.5, -1.0
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class IMTLL(Weighting):
+class IMTLL(LearnedWeighting):
     """Learns weights that bring all weighted losses to the same scale.
 
     Formula: `total = sum_k (exp(s_k) L_k - s_k)`, so `w_k = exp(s_k)`. For a fixed `L_k`, the learned `s_k` converges to
@@ -116,9 +103,6 @@ class IMTLL(Weighting):
 
     State: one learned scalar per head, `log_scale_{head}`, the `s_k`, initially 0.
 
-    Args:
-        name: Name of the layer.
-
     Example:
         >>> IMTLL()([4.0, 0.5]).numpy().tolist()
         [1.0, 1.0]
@@ -127,16 +111,7 @@ class IMTLL(Weighting):
     any, also applies to the `s_k`.
     """
 
-    uses = ()
-
-    def create_state(self, num_heads: int) -> None:
-        self.log_scales = self.add_learned("log_scale", num_heads)
-
-    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        return sum_over(tf.exp(values(self.log_scales)) * losses, active) + self.regularizer(active)
-
-    def regularizer(self, active: tf.Tensor) -> tf.Tensor:
-        return -sum_over(values(self.log_scales), active)
+    prefix = "log_scale"
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -151,17 +126,10 @@ class UWSO(Weighting):
 
     What it fixes: heads whose losses are far above the others'. The weights depend on the unit of the losses: they are
     nearly equal if `temperature` is far above all `1 / L_k`, and the smallest loss has all of the weight if `temperature` is
-    far below them. `temperature` must therefore be chosen for each data set. Losses must not be negative: an update with a
-    negative loss is skipped.
-
-    State: none.
+    far below them. `temperature` must therefore be chosen for each data set. An update with a negative loss is skipped.
 
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `temperature` is out of range.
 
     Example:
         >>> UWSO()([4.0, 0.5]).numpy().round(4).tolist()
@@ -192,16 +160,10 @@ class SmoothTchebycheff(BoundedWeighting):
 
     What it fixes: heads that are left behind. It does not correct the scales of the losses.
 
-    State: none.
-
     Args:
         mu: Smoothness of the maximum, in units of the losses; above 0.
         least_losses: The lower bounds `z_k` of the losses by head name, multiplied by the head's `weight=` as `L_k` is. A
             missing head has 0.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: An argument is out of range, or `least_losses` names an unknown head.
 
     Example:
         >>> SmoothTchebycheff(mu=1.0)([1.0, 1.0]).numpy().tolist()
@@ -228,14 +190,10 @@ class RandomLossWeighting(Weighting):
 
     What it fixes: nothing, by design.
 
-    State: none. The weights are a function of `seed` and the step, so a resumed run repeats them.
+    The weights are a function of `seed` and the step, so a resumed run repeats them.
 
     Args:
         seed: Seed of the random weights, a whole number.
-        name: Name of the layer.
-
-    Raises:
-        ValueError: `seed` is not a whole number.
 
     Example:
         >>> round(float(sum(RandomLossWeighting()([4.0, 0.5]))), 6)

@@ -168,7 +168,7 @@ def as_it_is(_, p):
 def test_a_module_that_compares_rows(module, reads_labels):
     x, y, labelled, options = coupled.data("batch_hard")
     options["teacher_forcing"] = reads_labels
-    with pytest.raises(ValueError, match="whose value, with the module, for a row changes.*couples_rows=True"):
+    with pytest.raises(ValueError, match="whose value for a row, alone or with the module, changes.*couples_rows=True"):
         trainer_of(as_it_is, module(), **options).fit(x, {"a": y}, verbose=0)
     trainer = trainer_of(as_it_is, module(), couples_rows=True, metrics=["mean_absolute_error"], **options)
     trainer.fit(x, {"a": y}, verbose=0)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules
 from multihead.accumulation import GradientAccumulator
-from multihead.testing._report import Report
+from multihead.testing._report import Case, Report
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 Y = {"a": X[:, :1], "b": X[:, 1:2]}
@@ -64,7 +64,7 @@ ERRORS = [
     (lambda: MultiHeadTrainer(3), r"`encoder` must be a Keras layer or model. Received: encoder=3"),
     (lambda: made("aa"), r"`name` must be new. Received: name='a'; the heads are 'a'"),
     (lambda: of_head(weight=-1), r"`weight` must be a finite number of at least 0.*weight=-1"),
-    (lambda: of_head(loss="mze"), r"`loss` must be a Keras loss. Received: loss='mze'"),
+    (lambda: of_head(loss="mze"), r"`loss` must be a Keras loss. Received: 'mze'"),
     (lambda: of_head(loss=REDUCED), r"`loss` must leave its reduction to the trainer.*reduction='sum'.*weight="),
     (lambda: of_head(metrics="mae"), r"`metrics` must be a list"),
     (lambda: made(""), r"`compile` needs at least one head.*add_head"),
@@ -86,7 +86,7 @@ ERRORS = [
     (lambda: GradientAccumulator([tf.Variable(1.0)]).add([tf.constant(1.0)], -1), "`count` must be a finite number of at"),
     (lambda: GradientAccumulator([tf.Variable(1.0)]).add([tf.constant(1.0)], np.nan), "`count` must be a finite number of"),
     (
-        lambda: Report(keras.layers.Dense(1), "[4]").require(False, "keep its size", ""),
+        lambda: Case(keras.layers.Dense(1), Report("Dense", [4]), "[4]", (4,)).require(False, "keep its size"),
         "`Dense` must keep its size.*See docs",
     ),
     # Data

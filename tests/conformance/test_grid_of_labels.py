@@ -221,7 +221,6 @@ def check_metric(name, start):
     options, kind = METRICS[name]
     count, loss = 0, OF_KIND[kind]
     make = lambda: getattr(keras.metrics, name.partition(" ")[0])(**options)  # noqa: E731
-    of_head, of_keras = HeadMetric(resolve_metric(make(), None, None, "a")), make()
     for number, (shape, targets) in enumerate(itertools.product(PREDICTIONS, TARGETS)):
         if (kind != "elements" and (len(shape) < 2 or shape[-1] == 1)) or not fits(kind, targets, shape):
             continue
@@ -233,8 +232,10 @@ def check_metric(name, start):
             spec = tf.TensorSpec([None, *shape[1:]])
             head.build(tf.TensorSpec([None, *targets[1:]], case.targets.dtype), spec)
             masked, weights = head.mask_missing(case.targets, case.weights, spec, None)
-            for metric in (of_head.metric, of_keras):
-                metric.reset_state()
+            of_head, of_keras = HeadMetric(resolve_metric(make(), None, None, "a")), make()
+            of_head.build(
+                "a", tf.TensorSpec([None, *targets[1:]], case.targets.dtype), spec, weights.shape.rank, is_counted=False
+            )
             of_head.update(masked, predictions, weights)
             is_counted = case.counted > 0
             p = predictions.numpy().reshape(case.seen.shape if kind != "classes" else (*case.seen.shape, COLUMNS))

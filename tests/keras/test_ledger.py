@@ -119,7 +119,7 @@ def test_what_has_no_statistics_or_is_no_ledger_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`path` must be the file of a ledger.*whose line 1 is 'not this'"):
         fit(trainer(), UpdateLogger(tmp_path / "notes.txt"))
     assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "not this\n"
-    with pytest.raises(ValueError, match="`path` must be a file.*a folder. Add the file's name"):
+    with pytest.raises(RuntimeError, match="`path` must be a file that can be written. Received: .*directory"):
         fit(trainer(), UpdateLogger(tmp_path))
     with pytest.raises(ValueError, match="`every` must be"):
         UpdateLogger("run.jsonl", every=0)

@@ -175,9 +175,9 @@ def test_nothing_to_monitor_is_said_before_training(one):
 @pytest.mark.parametrize(
     ("options", "fitted", "message"),
     [
-        ({}, {"validation_freq": 5}, "no val_score, and restores nothing, because no epoch had validation"),
-        ({"start_from_epoch": 9}, {}, "because training ended before the epoch 9"),
-        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "because the values of all heads were NaN"),
+        ({}, {"validation_freq": 5}, "no val_score, and restores nothing: no epoch from epoch 0 on had validation"),
+        ({"start_from_epoch": 9}, {}, "no epoch from epoch 9 on had"),
+        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "values other than NaN of 'val_price_loss'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no value")
@@ -292,12 +292,15 @@ def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mod
 WRONG = [
     ({"monitor": "val_loss"}, r"`monitor` must be a dict from head names .*Received: monitor='val_loss'"),
     ({"monitor": {"prize": "val_price_loss"}}, r"`monitor` must name only heads: 'prize' is not a head"),
-    ({"monitor": {"price": "val_price_mea"}}, "`monitor` must have names in the logs.*Did you mean 'val_price_mae'"),
+    (
+        {"monitor": {"price": "val_price_mea"}},
+        "`mode` must say whether 'val_price_mea' is better.*Did you mean 'val_price_mae'",
+    ),
     ({"patience": -1}, r"`patience` must be a whole number of at least 0\. Received: patience=-1"),
     ({"min_delta": {"price": "much"}}, r"`min_delta` must be a finite number, or a dict of these by head name"),
     ({"mode": "up"}, r"`mode` must be one of 'auto', 'min', 'max'.*Received: mode='up'"),
     ({"single_task": {"price": 0.9}}, r"`single_task` must name every head.* 'size' is missing"),
-    ({"single_task": {"price": 0.9, "size": 0}}, r"`single_task` must be a number other than 0"),
+    ({"single_task": {"price": 0.9, "size": 0}}, r"`single_task` must be a dict of numbers other than 0"),
     (
         {"monitor": {"price": "val_price_f2"}},
         r"`mode` must say whether 'val_price_f2' is better if it is higher or lower.*`mode=\{'price': 'max'\}`",

@@ -1,4 +1,4 @@
-"""`trainer.summary()`: what was configured, with rich and without."""
+"""`trainer.summary()`: what was configured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules
-from multihead._display import drawing
 
 
 def configured():
@@ -27,21 +26,13 @@ def configured():
     return trainer
 
 
-@pytest.fixture(params=[True, False], ids=["rich", "plain"])
-def with_rich(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setattr(drawing, "optional", lambda module: None)
-
-
 def cells(text):
     """The cells of all tables, by their first cell."""
-    lines = [line.replace("│", "  ").replace("┃", "  ").split("  ") for line in text.splitlines()]
-    lines = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
     return {line[0]: line[1:] for line in lines if line}
 
 
-@pytest.mark.first_cases(1)
-def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich, capsys):
+def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(capsys):
     trainer = configured()
     trainer.summary()
     assert "not built yet" in capsys.readouterr().out

@@ -372,7 +372,7 @@ def test_labels_that_cannot_be_scaled(target_scaling, labels, checked, message):
     ("loss", "options", "reason"),
     [
         ("binary_crossentropy", {}, "takes classes, probabilities or signs"),
-        ("poisson", {}, "takes numbers of at least 0"),
+        ("poisson", {}, "numbers of at least 0"),
         ("mse", {"class_weight": {0: 2.0}}, "is weighted by class"),
     ],
 )

@@ -94,8 +94,8 @@ WEIGHTS = r"`sample_weights\['a'\]` must have the shape.*Received: shape "
 SHAPES = {
     "vector for columns": ("mse", (None, 6), (6,), None, r"must have the shape of the predictions, \(None, 6\).*\(6,\) for"),
     "columns for one": ("huber", (None, 1), (6, 3), None, r"shape \(6, 3\) for predictions of shape \(None, 1\)"),
-    "classes for one-hot": (ONE_HOT, (None, 3), (6,), None, r"For class numbers choose 'sparse_categorical_crossentropy'"),
-    "one-hot for classes": (SPARSE, (None, 3), (6, 3), None, r"For one value per class choose 'categorical_"),
+    "classes for one-hot": (ONE_HOT, (None, 3), (6,), None, r"Class numbers are for 'sparse_categorical_crossentropy'"),
+    "one-hot for classes": (SPARSE, (None, 3), (6, 3), None, r"a value per class for 'categorical_"),
     "steps": (SPARSE, (None, 4, 3), (6, 5), None, r"one class number for each prediction, shape \(None, 4\)"),
     "one weight for six": ("mse", (None, 1), (6,), (1,), WEIGHTS + r"\(1,\)"),
     "scalar weight": ("mse", (None, 1), (6,), (), WEIGHTS + r"\(\)"),

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.optimizers import apply_reduced_gradients, build_optimizer, get_optimizer, optimizer_names
+from multihead._ground.optimizers import apply_reduced_gradients, build_optimizer, get_optimizer, optimizer_classes
 
 SHAPES = ([3, 2], [2], [2, 2, 1], [])
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def by_us(optimizer, gradients, targets):
 
 
 @pytest.mark.first_cases(3)
-@pytest.mark.parametrize("name", optimizer_names())
+@pytest.mark.parametrize("name", optimizer_classes())
 def test_it_is_keras_own_application_bit_for_bit(name):
     for in_graph in (True, False):
         found, wanted = (trained(get_optimizer(name), apply, in_graph) for apply in (by_us, by_keras))
@@ -54,7 +54,7 @@ def test_it_is_keras_own_application_bit_for_bit(name):
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", optimizer_names())
+@pytest.mark.parametrize("name", optimizer_classes())
 def test_a_variable_has_the_slots_that_its_gradient_changes(name):
     ours, optimizer = variables(), get_optimizer(name)
     slots = build_optimizer(optimizer, ours)

@@ -52,7 +52,10 @@ def ledger(tmp_path_factory):
 def texts_of(figure):
     """All texts, without the labels of ticks outside of the axes."""
     figure.draw_without_rendering()
-    found = [text for axis in figure.axes for text in axis.texts]
+    legends = [axis.get_legend() for axis in figure.axes if axis.get_legend() is not None]
+    found = [
+        text for each in (*(axis.texts for axis in figure.axes), *(each.get_texts() for each in legends)) for text in each
+    ]
     ticks = [text for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())]
     return [*found, *(text for text in ticks if text.get_text() and text.get_window_extent().overlaps(figure.bbox))]
 
@@ -82,7 +85,7 @@ def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name
     texts = texts_of(figure)
     shown = " ".join(text.get_text() for text in texts)
     assert all(head in shown for head in HEADS)
-    assert figure.axes[0].get_title(loc="left") and figure.axes[0].get_legend() is None
+    assert figure.axes[0].get_title(loc="left")
     boxes = [text.get_window_extent() for text in texts]
     assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
     assert figure.bbox.y0 <= min(box.y0 for box in boxes) and max(box.x1 for box in boxes) <= figure.bbox.x1
@@ -115,7 +118,9 @@ def test_what_a_run_does_not_have_is_explained(tmp_path):
         with pytest.raises(ValueError, match=message):
             picture(path)
     path.write_text("")
-    with pytest.raises(ValueError, match="`path` must be a ledger with at least one applied update"):
+    with pytest.raises(
+        ValueError, match="`path` must have applied updates with the losses of heads. Received: 'run', with no update"
+    ):
         plots.read(path)
 
 
@@ -141,18 +146,22 @@ FITTED = {
 def test_a_history_is_drawn_by_epoch_without_smoothing():
     figure = plots.losses(history(FITTED))
     assert figure.axes[0].get_xlabel() == "epochs"
-    of_price = figure.axes[0].lines[1]
+    of_price = figure.axes[0].lines[0]
     assert of_price.get_xdata().tolist() == [1, 2, 3, 4] and of_price.get_ydata().tolist() == [1.0, 0.5, 0.25, 0.125]
-    validation = figure.axes[0].lines[0]  # in the last two epochs
+    validation = figure.axes[0].lines[1]  # in the last two epochs
     assert validation.get_xdata().tolist() == [3, 4] and validation.get_ydata().tolist() == [0.75, 0.5]
-    assert "price: 12% of 8" in {text.get_text() for text in texts_of(figure)}
+    assert "price: 12.5% of 8" in {text.get_text() for text in texts_of(figure)}
 
 
 @pytest.mark.parametrize(
     ("run", "error", "message"),
     [
-        (history({"loss": [1.0] * 4}), ValueError, "`run` must be the history of a `fit` with the losses of heads"),
-        (history({}, []), ValueError, "a history of no epoch"),
+        (
+            history({"loss": [1.0] * 4}),
+            ValueError,
+            "`run` must have applied updates with the losses of heads. Received: 'history', with loss",
+        ),
+        (history({}, []), ValueError, "Received: 'history', with no update"),
         ([], ValueError, "`run` must be at least one run. Received: an empty list"),
         (3, TypeError, "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`"),
     ],

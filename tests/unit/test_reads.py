@@ -20,7 +20,6 @@ CASES = [
     (("both", "cell"), 5),
     (("both", 0), 4),
     (["pooled", ("states", 0)], [1, 2]),
-    (("pooled", "both"), (1, State(4, 5))),
 ]
 
 
@@ -37,6 +36,7 @@ UNKNOWN = [
         r"`reads` of head 'a' must name outputs of the encoder. Received: reads='pool'.*'states'.*Did you mean 'pooled'",
     ),
     (NEST, ("states", 2), r"reads=\('states', 2\).*Pass one of 0, 1\."),
+    (NEST, ("pooled", "both"), r"A tuple is a path into a nest; for several parts pass a list"),
     (NEST, ("pooled", "last"), r"A tuple is a path into a nest; for several parts pass a list"),
     (3.0, "pooled", r"the encoder returns float. Leave `reads` out"),
 ]

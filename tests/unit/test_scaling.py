@@ -14,7 +14,7 @@ def test_names_and_scalings():
     assert scaling.get(None) is None
     assert isinstance(scaling.get("standardize"), scaling.Standardize) and isinstance(scaling.get("log"), scaling.Log)
     own = scaling.Log(1.0, mean=[1, 2], deviation=[3, 4])
-    assert scaling.get(own) is own and not own.learns and scaling.get("log").learns
+    assert scaling.get(own) is own and own.mean == [1.0, 2.0] and scaling.get("log").mean is None
     assert repr(own) == "Log(shift=1.0, mean=[1.0, 2.0], deviation=[3.0, 4.0])"
     assert scaling.Standardize(np.float32(2), np.array(4)).get_config() == {"mean": 2.0, "deviation": 4.0, "by_column": True}
     assert scaling.Standardize([1.0, 2.0], 4.0).deviation == [4.0, 4.0]
@@ -67,7 +67,7 @@ def test_logarithms_and_back():
         (lambda: scaling.Standardize("a", 1.0), ValueError, "as finite numbers"),
         (lambda: scaling.Standardize(np.nan, 1.0), ValueError, "as finite numbers"),
         (lambda: scaling.Standardize([1.0, 2.0], [1.0, 2.0, 3.0]), ValueError, "one for each column"),
-        (lambda: scaling.Standardize(1.0, 0.0), ValueError, "`deviation` must be above 0. Received: deviation=0.0"),
+        (lambda: scaling.Standardize(1.0, 0.0), ValueError, "the deviation above 0. Received: mean=1.0, deviation=0.0"),
         (lambda: scaling.Log("1"), ValueError, "`shift` must be a finite number. Received: shift='1'"),
     ],
 )

@@ -92,7 +92,7 @@ ERRORS = {
         lambda: schedules.WhileConflicting(momentum=1),
         r"`momentum` must be a finite number at least 0 and below 1",
     ),
-    "probe": (lambda: schedules.WhileConflicting(probe_every=1), r"`probe_every` must be at least 2"),
+    "probe": (lambda: schedules.WhileConflicting(probe_every=1), r"`probe_every` must be a whole number of at least 2"),
     "never": (lambda: schedules.Sample({"a": 1}).bind(["a", "b"]), r"the head 'b' is missing"),
 }
 

@@ -5,7 +5,6 @@ The dual cone `{x: x . g_k >= 0 for all k}` holds the updates that conflict with
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -14,10 +13,8 @@ from multihead._ground.tensors import where
 from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
 
 
-def nonnegative_least_squares(
-    gramian: tf.Tensor, linear: tf.Tensor, square: tf.Tensor, noise: float, tolerance: float
-) -> tf.Tensor:
-    """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
+def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: float, tolerance: float) -> tf.Tensor:
+    """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` of unit norm at once.
 
     Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal pivots, so
     that an iteration is one rank-one update and needs no linear solver. A column enters only if it is linearly independent
@@ -26,45 +23,35 @@ def nonnegative_least_squares(
     Args:
         gramian: `[n, n]`, `a_i . a_j` of columns of about unit norm, or one for each target, `[num_targets, n, n]`.
         linear: `[num_targets, n]`, `a_k . t`.
-        square: `[num_targets]`, `|t|^2`, about 1.
         noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
         tolerance: Squared norm below which a vector is treated as zero.
 
     Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """
-    if len(gramian.shape) == 2:
-        gramian = tf.tile(gramian[None], [int(linear.shape[0]), 1, 1])
-    size = int(gramian.shape[-1])
-    zero, infinity = tf.constant(0.0, tf.float64), tf.constant(tf.float64.max, tf.float64)
-    tableau = tf.concat([gramian, linear[..., None]], axis=-1)
-    solution = tf.zeros_like(linear)
-    passive = tf.zeros_like(linear, dtype=tf.bool)
-    done = tf.zeros_like(square, dtype=tf.bool)
+    num_targets, size = linear.shape
+    gramian = tf.broadcast_to(gramian, [num_targets, size, size])
+    infinity = tf.constant(tf.float64.max, tf.float64)
 
-    def step(tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def step(tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
         goal = where(passive, last, 0.0)
         leaves = passive & (goal <= 0)
         is_blocked = tf.reduce_any(leaves, axis=-1)
-        ratios = where(solution > 0, solution / where(leaves, solution - goal, 1.0), 0.0)
-        ratios = where(leaves, ratios, infinity)
+        ratios = where(leaves, tf.math.divide_no_nan(solution, solution - goal), infinity)
         fraction = where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
         moved = where(is_blocked[:, None], solution + fraction * (goal - solution), goal)
 
-        remainder = square + tf.reduce_sum(linear * goal, axis=-1)
+        remainder = 1.0 + tf.reduce_sum(linear * goal, axis=-1)
         free = tf.linalg.diag_part(tableau[..., :size])
         enters = ~passive & (last < -noise) & (free > tolerance)
-        may_enter = tf.reduce_any(enters, axis=-1) & (remainder > tolerance * square)
-        changes = ~done & (is_blocked | may_enter)
+        changes = is_blocked | (tf.reduce_any(enters, axis=-1) & (remainder > tolerance))
         chosen = where(is_blocked, tf.argmin(ratios, axis=-1), tf.argmin(where(enters, last, infinity), axis=-1))
         mark = tf.one_hot(chosen, size, on_value=True, off_value=False) & changes[:, None]
-        solution = where(done[:, None], solution, where(leaves & mark, zero, tf.maximum(moved, zero)))
-        return _exchange(tableau, mark), solution, passive ^ mark, ~changes
+        solution = where(leaves & mark, 0.0, tf.maximum(moved, 0.0))
+        return _exchange(tableau, mark), solution, passive ^ mark, tf.reduce_any(changes)
 
-    state = (tableau, solution, passive, done)
-    tableau, solution, passive, _ = tf.while_loop(
-        lambda *state: ~tf.reduce_all(state[3]), step, state, maximum_iterations=8 * size + 8
-    )
+    start = (tf.concat([gramian, linear[..., None]], -1), tf.zeros_like(linear), tf.zeros_like(linear, tf.bool), True)
+    tableau, solution, passive, _ = tf.while_loop(lambda *state: state[3], step, start, maximum_iterations=8 * size + 8)
     # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
     slope = where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
     correction = where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
@@ -73,16 +60,13 @@ def nonnegative_least_squares(
 
 def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
     """Principal pivot at the marked index of each tableau; a tableau without a mark does not change."""
-    chosen = tf.cast(mark, tableau.dtype)
+    chosen, in_column = tf.cast(mark, tableau.dtype), tf.concat([mark, tf.zeros_like(mark[:, :1])], axis=-1)
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
-    column = tf.reduce_sum(tableau[..., :-1] * chosen[..., None, :], axis=-1)
-    pivot = tf.reduce_sum(column * chosen, axis=-1)[..., None]
+    column = tf.reduce_sum(tableau[..., :-1] * chosen[:, None, :], axis=-1)
+    pivot = tf.reduce_sum(column * chosen, axis=-1, keepdims=True)
     pivot = where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
-    rest = tableau - column[..., None] * (row / pivot)[..., None, :]
-    in_column = tf.concat([mark, tf.zeros_like(mark[..., :1])], axis=-1)[..., None, :]
-    in_row = mark[..., None]
-    of_row = where(in_column, (1.0 / pivot)[..., None], -(row / pivot)[..., None, :])
-    return where(in_row, of_row, where(in_column, (column / pivot)[..., None], rest))
+    others = where(mark[..., None] | in_column[:, None, :], 0.0, tableau)
+    return others - where(mark, 1.0, column)[..., None] * (where(in_column, -1.0, row) / pivot)[:, None, :]
 
 
 def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
@@ -97,53 +81,64 @@ class DualCone(NamedTuple):
     """The dual cone of unit rows."""
 
     rows: UnitRows
-    # `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone
-    projections: tf.Tensor
-    squares: tf.Tensor  # `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`
-    # `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points exactly in the
-    # opposite direction. Everything in the cone is orthogonal to them.
+    # `[num_heads]` booleans: the rows whose projection onto the cone is zero, because a combination of the others points
+    # exactly in the opposite direction. Everything in the cone is orthogonal to them.
     opposed: tf.Tensor
     # `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component orthogonal to
     # the opposed rows
     removal: tf.Tensor
-
-    def lifts(self, linear: tf.Tensor) -> tf.Tensor:
-        """Weights of the rows that, added to targets of unit norm, yield their projections onto the cone.
-
-        `linear` are the inner products of the targets with the rows, `[num_targets, num_heads]`.
-        """
-        ones = tf.ones([int(linear.shape[0])], tf.float64)
-        return nonnegative_least_squares(self.rows.cosines, linear, ones, self.rows.noise, self.rows.tolerance)
-
-    def without_opposed(self, weights: tf.Tensor) -> tf.Tensor:
-        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels."""
-        return times(self.removal, weights)
+    # `[num_heads]` float64: weights of a vector whose inner product is at least 1 with every row that is not opposed
+    inner: tf.Tensor
 
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
-        """Moves a vector on the boundary of the cone inwards: see `inside` of `multihead.balancing._rows`."""
-        free = (self.rows.active > 0) & ~self.opposed
-        share = where(free, 1.0 / where(free, self.squares, 1.0), 0.0)
-        inner = self.without_opposed(tf.linalg.matvec(self.projections, share, transpose_a=True))
-        return inside(self.rows, weights, inner, free)
+        """Moves a vector in the cone off its boundary: see `inside` of `multihead.balancing._rows`.
+
+        First removes its component in the span of the opposed rows, and with it the rounding error of what cancels.
+        """
+        return inside(self.rows, times(self.removal, weights), self.inner, (self.rows.active > 0) & ~self.opposed)
 
 
 def dual_cone(rows: UnitRows) -> DualCone:
-    """Projects every unit row onto the dual cone of all."""
-    lifts = nonnegative_least_squares(rows.cosines, rows.cosines, rows.active, rows.noise, rows.tolerance)
-    projections = tf.linalg.diag(rows.active) + lifts
+    """The dual cone of all rows.
+
+    If the shortest vector in the rows' convex hull has positive products with all of them, no row is opposed, and the vector
+    leads into the cone. Otherwise the projections of all rows tell which are opposed.
+    """
+    lift = rows.active[:, None] * rows.active
+    shortest = nonnegative_least_squares(rows.cosines + lift, -rows.active[None], rows.noise, rows.tolerance)[0]
+    least = tf.reduce_min(where(rows.active > 0, times(rows.cosines, shortest), tf.float64.max))
+
+    def without_opposed() -> tuple[tf.Tensor, ...]:
+        return tf.zeros_like(rows.active, tf.bool), tf.eye(rows.num_heads, dtype=tf.float64), shortest / least
+
+    is_open = least > 64 * rows.noise * tf.reduce_sum(shortest)
+    return DualCone(rows, *tf.cond(is_open, without_opposed, lambda: _with_opposed(rows)))
+
+
+def projections(rows: UnitRows) -> tf.Tensor:
+    """`[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the dual cone."""
+    lifts = nonnegative_least_squares(rows.cosines, rows.cosines, rows.noise, rows.tolerance)
+    return tf.linalg.diag(rows.active) + lifts
+
+
+def _with_opposed(rows: UnitRows) -> tuple[tf.Tensor, ...]:
+    """`opposed`, `removal` and `inner` of `DualCone`."""
     # `|x|^2 = x . u_i` for the projection x of u_i; the right-hand side is more accurate.
-    terms = projections * rows.cosines
+    weights = projections(rows)
+    terms = weights * rows.cosines
     squares, error = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
     limit = rows.tolerance + error
     opposed = (rows.active > 0) & (squares <= limit)
     # If a combination of rows is zero, each row in it is opposed by the others, even if its own projection is not zero.
-    weighty = projections**2 > (limit / (16 * rows.tolerance))[:, None]
+    weighty = weights**2 > (limit / (16 * rows.tolerance))[:, None]
     opposed |= tf.reduce_any(weighty & opposed[:, None], axis=0)
 
     among = tf.cast(opposed, tf.float64)
     inverse = pseudo_inverse(rows.cosines * among[:, None] * among[None, :], rows.tolerance)
     removal = tf.linalg.diag(1.0 - among) - tf.matmul(inverse, rows.cosines * (1.0 - among))
-    return DualCone(rows, projections, squares, opposed, removal)
+    free = (rows.active > 0) & ~opposed
+    share = where(free, 1.0 / where(free, squares, 1.0), 0.0)
+    return opposed, removal, times(removal, tf.linalg.matvec(weights, share, transpose_a=True))
 
 
 # Initial grid of the search: from levels at which only the heads with the largest gradients matter to levels at which
@@ -151,25 +146,20 @@ def dual_cone(rows: UnitRows) -> DualCone:
 _LEVELS = (*(-(10.0**power) for power in range(13, -7, -1)), 0.0, *(10.0**power for power in range(-3, 8)))
 
 
-def followed(
-    rows: UnitRows,
-    products: tf.Tensor,
-    is_short: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    fraction: Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
-) -> tf.Tensor:
-    """Weights `v >= 0` of the displacement to a point of the path, by search along the path: for rows of any kind.
+def followed(rows: UnitRows, products: tf.Tensor, bend: float, slope: float, start: float, weight: float) -> tf.Tensor:
+    """Weights `v >= 0` of the displacement from `t`, of unit norm, to a point of a path, by search along the path.
 
     The point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k. With `m`
     as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target `(t,
-    level)`: the higher the level, the longer the displacement. `products` are the `u_k . t`. `is_short` says of
-    displacements with some inner products with `t` and squared norms whether they end before the point; `fraction` finds how
-    far to go from one before it to one behind it: from the first, the step, its products with the unit rows, and the squared
-    norm of the first.
+    level)`: the higher the level, the longer the displacement. `products` are the `u_k . t`. With `s` the square of the
+    displacement's norm and `a` its product with `t`, the point is where `bend a^2 + 2 slope a + start - weight s` has fallen
+    to 0, or `bend a` to -1.
     """
     inverses = inverse_norms(rows)
+    parts = tf.linspace(tf.constant(0.0, tf.float64), 1.0, len(_LEVELS))
 
-    def ways(levels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Weights `[n, num_heads]` and squared norms `[n]` of the displacements for `[n]` levels."""
+    def narrow(count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Refines the grid between the two levels whose displacements bracket the point."""
         # The unit of the additional coordinate is arbitrary; this one keeps all terms at the same order of magnitude.
         units = tf.maximum(-levels, 1.0)
         heights = units[:, None] * inverses[None, :]
@@ -178,35 +168,24 @@ def followed(
         gramians = rows.cosines[None] + heights[:, :, None] * heights[:, None, :]
         gramians = gramians / sizes[:, :, None] / sizes[:, None, :]
         linear = (products[None, :] - levels[:, None] * inverses[None, :]) / sizes / reach[:, None]
-        ones = tf.ones_like(levels)
-        lifts = nonnegative_least_squares(gramians, linear, ones, rows.noise, rows.tolerance)
-        lifts = lifts * reach[:, None] / sizes
-        return lifts, tf.reduce_sum(lifts * tf.matmul(lifts, rows.cosines), axis=1)
-
-    parts = tf.linspace(tf.constant(0.0, tf.float64), 1.0, len(_LEVELS))
-
-    def narrow(count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Refines the grid between the two levels whose displacements bracket the point."""
-        lifts, squares = ways(levels)
-        are_short = is_short(tf.linalg.matvec(lifts, products), squares)
+        lifts = nonnegative_least_squares(gramians, linear, rows.noise, rows.tolerance) * reach[:, None] / sizes
+        squares, along = tf.reduce_sum(lifts * tf.matmul(lifts, rows.cosines), axis=1), tf.linalg.matvec(lifts, products)
+        left = bend * along**2 + 2.0 * slope * along + start - weight * squares
+        are_short = (left > 0) & (1.0 + bend * along > 0)
         above = tf.minimum(tf.reduce_sum(tf.cast(are_short, tf.int32)), len(_LEVELS) - 1)
         below = tf.maximum(above - 1, 0)
         finer = levels[below] + (levels[above] - levels[below]) * parts
-        return count + 1, finer, lifts[below], lifts[above] - lifts[below], squares[below]
+        return count + 1, finer, lifts[below], lifts[above] - lifts[below], left[below]
+
+    def is_open(count: tf.Tensor, _: tf.Tensor, first: tf.Tensor, step: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
+        return (count == 0) | ((count < 5) & tf.reduce_any((first > 0) != (first + step > 0)))
 
     nothing = tf.zeros_like(inverses)
     state = (tf.constant(0), tf.constant(_LEVELS, tf.float64), nothing, nothing, tf.reduce_sum(nothing))
-    _, _, first, step, square = tf.while_loop(lambda count, *_: count < 5, narrow, state)
-    # Between adjacent levels the displacement is linear.
-    pulled = tf.linalg.matvec(rows.cosines, step)
-    return first + step * tf.clip_by_value(fraction(first, step, pulled, square), 0.0, 1.0)
-
-
-def end_of_path(rows: UnitRows, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The displacement from `t` to the dual cone, where the path of heads that exactly oppose each other ends.
-
-    Returns its weights, `[num_heads]`, and their squared norm; `products` are the `u_k . t`.
-    """
-    ones = tf.ones([1], tf.float64)
-    ends = nonnegative_least_squares(rows.cosines, products[None], ones, rows.noise, rows.tolerance)[0]
-    return ends, tf.reduce_sum(ends * tf.linalg.matvec(rows.cosines, ends))
+    _, _, first, step, left = tf.while_loop(is_open, narrow, state)
+    # Between levels with the same passive set the displacement is linear: the point is at the smallest positive root of a
+    # quadratic.
+    pulled, more = times(rows.cosines, step), tf.reduce_sum(products * step)
+    half = (bend * tf.reduce_sum(products * first) + slope) * more - weight * tf.reduce_sum(first * pulled)
+    root = tf.sqrt(tf.maximum(half**2 - (bend * more**2 - weight * tf.reduce_sum(step * pulled)) * left, 0.0))
+    return first + step * tf.clip_by_value(tf.math.divide_no_nan(left, root - half), 0.0, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import one_after_another, where
@@ -28,8 +29,7 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     def found() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return tf.sqrt(tf.maximum(values, 0.0)), tf.identity(vectors), values > 0
 
-    singular, vectors, exists = tf.cond(are_similar, found, lambda: _rotated(rows, norms))
-    return singular, vectors, exists
+    return tuple(tf.cond(are_similar, found, lambda: _rotated(rows, norms)))
 
 
 # Ratio of eigenvalues above which the smallest is accurate to ten digits.
@@ -45,6 +45,12 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
 
+    # A tournament: each round pairs every column with a new partner (or itself), until all pairs have occurred.
+    odd = size | 1
+    turns, places = np.ogrid[:odd, :size]
+    partners = (turns - places) % odd
+    rounds = np.where(partners < size, partners, places)
+
     def sweep(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         worst = tf.constant(0.0, tf.float64)
 
@@ -55,35 +61,16 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
             rotation, cosine = _rotation(columns, basis, norms, partners)
             return tf.matmul(columns, rotation), tf.matmul(basis, rotation), tf.maximum(worst, cosine)
 
-        return count + 1, *one_after_another(turn, (columns, basis, worst), tf.constant(_rounds(size)))
+        return count + 1, *one_after_another(turn, (columns, basis, worst), tf.constant(rounds, tf.int32))
 
     state = (tf.constant(0), columns, basis, tf.constant(tf.float64.max, tf.float64))
     _, columns, basis, _ = tf.while_loop(lambda count, *others: (count < 30) & (others[-1] > 1e-15), sweep, state)
     singular = tf.sqrt(tf.reduce_sum(columns**2, axis=0))
-    return singular, basis, singular > _ROUNDING * _sizes(basis, norms)
+    return singular, basis, singular > _ROUNDING * tf.norm(basis * norms[:, None], axis=0)
 
 
 # A column this much smaller than the vectors it is composed of is rounding error.
 _ROUNDING = 1e-10
-
-
-def _sizes(basis: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
-    """The norms that the columns would have if the rows were orthogonal."""
-    return tf.sqrt(tf.reduce_sum((basis * norms[:, None]) ** 2, axis=0))
-
-
-def _rounds(size: int) -> list[list[int]]:
-    """A round-robin tournament: each round pairs every column with a new partner (or itself), until all pairs occur."""
-    players: list[int | None] = [*range(size), *([None] if size % 2 else [])]
-    rounds = []
-    for _ in range(len(players) - 1):
-        partners = list(range(size))
-        for one, other in zip(players[: len(players) // 2], reversed(players[len(players) // 2 :])):
-            if one is not None and other is not None:
-                partners[one], partners[other] = other, one
-        rounds.append(partners)
-        players = [players[0], players[-1], *players[1:-1]]
-    return rounds
 
 
 def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -91,7 +78,7 @@ def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: 
     own = tf.reduce_sum(columns**2, axis=0)
     product = tf.reduce_sum(columns * tf.gather(columns, partners, axis=1), axis=0)
     others = tf.gather(own, partners)
-    is_zero = own <= (_ROUNDING * _sizes(basis, norms)) ** 2
+    is_zero = own <= (_ROUNDING * tf.norm(basis * norms[:, None], axis=0)) ** 2
     places = tf.range(int(own.shape[0]))
     is_paired = tf.not_equal(partners, places)
     cosine = tf.math.divide_no_nan(tf.abs(product), tf.sqrt(own) * tf.sqrt(others))

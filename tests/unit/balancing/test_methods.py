@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multihead import balancing
-from multihead.balancing._solvers.pivoting import completed
 from tests.helpers import balancing_reference as reference
 from tests.helpers import zoo
 from tests.helpers.zoo import preferring
@@ -312,25 +310,6 @@ def test_with_a_preference_the_mean_is_a_weighted_one():
     weighted = 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1]
     close(update_of(preferring(balancing.CAGrad, [3, 1], c=0.0), GOLDEN), weighted)
     close(update_of(preferring(balancing.ConicGrad, [3, 1], c=1.0), GOLDEN), weighted)
-
-
-@pytest.mark.parametrize("method", ["CAGrad", "ConicGrad", "DualProj", "MGDA", "UPGrad"])
-def test_the_quick_way_and_the_exact_way_agree(method, monkeypatch):
-    """Of rows that are clearly independent, and conflict, the quick way never needs the other."""
-    module = sys.modules[type(balancing.get(method)).__module__]
-    for rows, case in cases(0.5, [0, 1], [3, 5]):
-        found = []
-        for way in (lambda rows, quick, exact, **_: exact(), quick_or_error):
-            monkeypatch.setattr(module, "quickly", way)
-            found.append(update_of(balancing.get(method), rows))
-        close(found[0], found[1], 1e-6, f"{method}, {case}")
-
-
-def quick_or_error(rows, quick, exact, **_):
-    """What replaces `quickly`: no exact way if the quick one fails."""
-    weights, is_solved = quick(completed(rows))
-    assert is_solved
-    return weights
 
 
 @pytest.mark.parametrize("c", [0.3, 0.7, 0.95])
