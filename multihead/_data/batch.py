@@ -20,31 +20,17 @@ class Batch(NamedTuple):
 
 
 def unpack(data: Nested, head_names: Sequence[str]) -> Batch:
-    """Splits a batch into its parts and checks their keys; a single head's targets and weights need not be in a dict.
-
-    Raises:
-        ValueError: There are no targets, or more than three parts, or targets or weights are keyed by something that is
-            no head.
-    """
+    """Splits a batch into its parts and checks their keys; a single head's targets and weights need not be in a dict."""
     parts = data if isinstance(data, (tuple, list)) else (data,)
-    if len(parts) > 3:
-        raise ValueError(
-            "A batch must be (inputs, targets) or (inputs, targets, sample_weights). "
-            f"Received: {len(parts)} parts. If the inputs, or the targets, are several, put them into one dict."
-        )
     inputs, targets, sample_weights = (*parts, None, None)[:3]
-    if is_absent(targets):
+    if len(parts) > 3 or is_absent(targets):
+        received = f"{len(parts)} parts" if len(parts) > 3 else "a batch without targets"
         raise ValueError(
-            "A batch must be (inputs, targets) or (inputs, targets, sample_weights) for training and evaluation. "
-            f"Received: a batch without targets. Pass targets as a dict by head name; the heads are {quoted(head_names)}."
+            f"A batch must be (inputs, targets) or (inputs, targets, sample_weights). Received: {received}. Pass several "
+            f"inputs as one dict, and targets as a dict by head name; the heads are {quoted(head_names)}."
         )
-    named_targets = by_head("targets", targets, head_names)
-    named_weights = {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names)
-    for argument, values in (("targets", named_targets), ("sample_weights", named_weights)):
-        for name, value in values.items():
-            if tf.is_tensor(value) or isinstance(value, tf.TypeSpec):
-                check_dense(f"`{argument}[{name!r}]`", value)
-    return Batch(inputs=inputs, targets=named_targets, sample_weights=named_weights)
+    named = by_head("targets", targets, head_names)
+    return Batch(inputs, named, {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names))
 
 
 def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[str, Tensor]:
@@ -60,6 +46,9 @@ def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[st
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)
+    for name, value in values.items():
+        if tf.is_tensor(value) or (isinstance(value, tf.TypeSpec) and not is_absent(value)):
+            check_dense(f"`{argument}[{name!r}]`", value)
     return {name: value for name, value in values.items() if not is_absent(value)}
 
 

@@ -337,5 +337,5 @@ def test_the_short_name_of_a_crossentropy_that_depends_on_the_targets_is_refused
     outputs = {"is_kind": layers.Dense(1, "sigmoid")(shared), "kind": layers.Dense(3, "softmax")(shared)}
     model = keras.Model(inputs, outputs)
     model.compile("sgd", {"is_kind": "mse", "kind": "crossentropy"})
-    with pytest.raises(ValueError, match="`loss` must be a Keras loss. Received: loss='crossentropy'"):
+    with pytest.raises(ValueError, match="`loss` must be a Keras loss. Received: .*'crossentropy'"):
         MultiHeadTrainer.from_model(model)
