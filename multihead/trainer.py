@@ -307,7 +307,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         Raises:
             ValueError: There is no head yet; an option is out of range, names an unknown method or head, or does not work on
                 several replicas; or the optimizer clips or accumulates gradients.
-            TypeError: An option has the wrong type, is unknown, or belongs to a head.
+            TypeError: An option has the wrong type.
         """
         arguments = _arguments(locals())
         self._refuse_in_fit("compile")
