@@ -44,6 +44,7 @@ def main(epochs: int = 10) -> list[dict[str, float]]:
             sums[name].add([*found[name], *(of_own[id(each)] for each in variables)], count=len(inputs))
         return found.cosines[0, 1]
 
+    @tf.function
     def update() -> None:
         means = {name: each.mean() for name, each in sums.items()}
         rows = {name: mean[: len(shared)] for name, mean in means.items()}

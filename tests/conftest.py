@@ -77,6 +77,7 @@ def _free_memory():
     kernels.forget()
     if keras.__version__ < "3":
         gc.collect()
+    gc.freeze()  # what is left stays, and would be looked at after each file
 
 
 @pytest.fixture(scope="module")

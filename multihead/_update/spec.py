@@ -26,6 +26,7 @@ from multihead.weighting import Weighting
 class Plan:
     """What a step can rely on, all of it known before the step is traced. Another plan is another step."""
 
+    ranks: str = ""  # of the data, for which Keras's function would otherwise be traced again without any
     labels_are_checked: bool = False  # whether all labels were checked before the first update
     complete: frozenset[str] = frozenset()  # the names of heads none of whose targets mark a missing label
     heads_stay: bool = False  # whether heads stay awake, with weights above 0

@@ -101,15 +101,20 @@ def agree(actual, wanted, dtype, way):
 
 def ways(trainer, inputs, tensors, folder):
     """Predictions by the way that leads to them."""
-    path = folder / "trainer.keras"
-    yield "call", trainer(inputs)
     yield "call of tensors", trainer(tensors)
     yield "call in a graph", tf.function(trainer)(tensors)
-    yield "predict", trainer.predict(inputs, batch_size=4, verbose=0)
     yield "predict from a dataset", trainer.predict(tf.data.Dataset.from_tensors(tensors), verbose=0)
     yield "predict_on_batch", trainer.predict_on_batch(inputs)
+    yield from main_ways(trainer, inputs, folder)
+
+
+def main_ways(trainer, inputs, folder):
+    """The ways on which the replies of decoders are tested, too."""
+    path = folder / "trainer.keras"
+    yield "call", trainer(inputs)
+    yield "predict", trainer.predict(inputs, batch_size=4, verbose=0)
     trainer.export(folder / "exported")
-    yield "export", tf.saved_model.load(str(folder / "exported")).signatures["serving_default"](inputs=tensors)
+    yield "export", tf.saved_model.load(str(folder / "exported")).signatures["serving_default"](inputs=tf.constant(inputs))
     cannot_load = keras.__version__ < "3" and any(each.dtype == "bfloat16" for each in (trainer, *trainer.weights))
     if isinstance(trainer.encoder, keras.layers.Layer) and not cannot_load:
         trainer.save(path)
@@ -182,5 +187,5 @@ def test_decoders_generate_the_same_in_every_way(policy, kind, mode, tmp_path):
     representation = encoder(tf.constant(ids))
     wanted = decoder.generate(representation)
     np.testing.assert_array_equal(decoder.decode(representation).ids[:, 0], wanted)
-    for way, actual in ways(trainer, ids, tf.constant(ids), tmp_path):
+    for way, actual in main_ways(trainer, ids, tmp_path):
         np.testing.assert_array_equal(actual["reply"], wanted, err_msg=way)

@@ -23,7 +23,7 @@ ALONE = {"reply": 0.62, "price": 0.84, "updates": 1188, "seconds": 24.0}
 def small_run(tmp_path_factory):
     """The folder of a run, and what it printed."""
     folder = tmp_path_factory.mktemp("comparison") / "deep"
-    sizes = ["--orders", "120", "--epochs", "3", "--units", "4", "--embedding", "3", "--batch-size", "16"]
+    sizes = ["--orders", "60", "--epochs", "3", "--units", "4", "--embedding", "3", "--batch-size", "16"]
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert command.main([*sizes, "--output", str(folder)]) == 0
     return folder, told.getvalue()

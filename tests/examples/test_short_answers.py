@@ -64,6 +64,7 @@ def test_the_log_shows_the_unit_and_its_remedy(capsys):
     assert found["raw"]["size_share"] > 0.99 and 0.2 < found["scaled"]["size_share"] < 0.8
 
 
+@pytest.mark.thorough  # tests/keras/test_freezing.py shows in short what this program relies on
 def test_fine_tuning_helps_the_new_head_and_hardly_hurts_the_other(capsys):
     found = told(freeze_then_fine_tune, capsys)
     assert found["fine-tuned"]["size"] < 0.6 * found["frozen encoder"]["size"]

@@ -1,5 +1,5 @@
-"""Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, plain context managers,
-iterators over data that nothing tunes, and libraries whose source AutoGraph does not read.
+"""Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, variables of one kernel, operations
+without a stack, plain context managers, iterators over data that nothing tunes, and libraries whose source AutoGraph does not read.
 
 TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
 `tf.random.set_seed`, because those of random operations count their draws. Making all others again takes longer than the update
@@ -17,7 +17,8 @@ from tensorflow.python.autograph.core import config
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
-from tensorflow.python.util import tf_contextlib
+from tensorflow.python.ops import gen_resource_variable_ops
+from tensorflow.python.util import tf_contextlib, tf_stack
 
 _drawn = {"eagerly": False, "in a graph": False}
 
@@ -29,6 +30,24 @@ def seed_without_forgetting() -> None:
     """
     context.Context._set_global_seed = _set_global_seed
     random_seed.get_seed = _noted(random_seed.get_seed)
+
+
+def make_variables_of_one_kernel() -> None:
+    """From here on, variables of one shape and dtype share the kernel that makes them, whatever their names.
+
+    TensorFlow gives the kernel the variable's name for messages, and so makes one for each variable: ten times the work.
+    """
+    make = gen_resource_variable_ops.var_handle_op
+    gen_resource_variable_ops.var_handle_op = lambda *args, debug_name=None, **options: make(*args, **options)
+
+
+def trace_without_stacks() -> None:
+    """From here on, operations of graphs do not note where they were made, which takes 10 percent of a trace.
+
+    TensorFlow adds the place to its messages.
+    """
+    nowhere = tf_stack.extract_stack()
+    tf_stack.extract_stack = lambda stacklevel=1: nowhere
 
 
 def trace_with_plain_contexts() -> None:

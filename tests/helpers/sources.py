@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -12,6 +13,7 @@ def sources(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Full dotted names of what a file imports, wherever in the file."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]

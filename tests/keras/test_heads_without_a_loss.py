@@ -35,6 +35,7 @@ def targets(*names):
     return {name: every[name] for name in names}
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("options", "with_targets"),
     [

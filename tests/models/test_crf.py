@@ -52,6 +52,7 @@ def tensors(dtype="float64"):
     return [tf.constant(each, dtype) for each in SCORES]
 
 
+@pytest.mark.mathematics
 @pytest.mark.first_cases(6)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("allowed", [None, SOME], ids=["all", "some"])
@@ -84,6 +85,7 @@ def test_all_results_equal_those_of_enumeration(mode, allowed, dtype):
         np.testing.assert_allclose(best[row], found[winner], atol=tolerance)
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_equal_finite_differences(mode):
     def likelihood(scores):
@@ -106,6 +108,7 @@ def test_gradients_equal_finite_differences(mode):
             np.testing.assert_allclose(found[index], (ends[0] - ends[1]) / (2 * step), atol=1e-6)
 
 
+@pytest.mark.mathematics
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_long_sentences_in_half_precision_are_computed_in_single_precision(dtype):
@@ -351,7 +354,7 @@ def test_a_keras_mask_skips_words_wherever_they_are():
     vectors = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
     trainer = MultiHeadTrainer(keras.Model(inputs, vectors))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy(), teacher_forcing=True)
-    trainer.compile("sgd")
+    trainer.compile("sgd", run_eagerly=True)
     predicted = trainer.predict(words, verbose=0)["slots"]
     np.testing.assert_array_equal(predicted == 0, words == 0)
     found = trainer.evaluate(words, {"slots": np.where(tags, tags, 1)}, verbose=0, return_dict=True)["slots_loss"]
@@ -370,12 +373,12 @@ def test_wrong_use_is_refused():
         CRFTagger(4, allowed=crf.allowed_transitions(NAMES[1:]))
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy())
-    trainer.compile("sgd")
+    trainer.compile("sgd", run_eagerly=True)
     with pytest.raises(ValueError, match="(?s)Pass, say, `teacher_forcing=True` to `add_head`"):
         trainer.fit(words, {"slots": tags}, verbose=0)
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy(padding_id=-1), teacher_forcing=True)
-    trainer.compile("sgd")
+    trainer.compile("sgd", run_eagerly=True)
     with pytest.raises(ValueError, match=r"`targets\['slots'\]` must hold no tag 0"):
         trainer.fit(words, {"slots": tags}, verbose=0)
 
@@ -392,6 +395,6 @@ def test_one_value_for_a_sequence_is_refused_with_the_name_of_the_tagger():
     words, tags = sentences()
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", Natural(), lambda targets, outputs: outputs, teacher_forcing=True)
-    trainer.compile("sgd")
+    trainer.compile("sgd", run_eagerly=True)
     with pytest.raises(ValueError, match="(?s)a label for each value of the loss.*`multihead.models.CRFTagger`"):
         trainer.fit(words, {"slots": tags}, verbose=0)

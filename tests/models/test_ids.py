@@ -82,7 +82,7 @@ def test_heads_do_not_see_where_padding_stands(kind, engine):
         np.testing.assert_allclose(tagger(found)[0][row[0] != 0], tagger(expected)[0][:3], atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "wrong"), quick(2, itertools.product(ENCODERS, [-1, VOCABULARY])))
+@pytest.mark.parametrize(("kind", "wrong"), quick(1, itertools.product(ENCODERS, [-1, VOCABULARY])))
 def test_ids_out_of_range(kind, wrong):
     encoder, rows = ENCODERS[kind](), np.array([[4, 5, 0], [wrong, 4, 0], [4, wrong, wrong]])
     message = r"`tokens` must be ids from 0 to 8, below `vocabulary_size`\. Received: 2 of 3 rows with another id\. Correct"
@@ -224,6 +224,7 @@ def test_errors_of_a_graph_and_marks_that_are_not_padding():
         ValueError, match=r"must have padding at the end of each row only\. Received: .*1 of 2 rows break this"
     ):
         trainer.fit(data, verbose=0)
+    trainer.compile("sgd", run_eagerly=True)
     marked = MultiHeadTrainer(ENCODERS["gru"]())
     marked.add_head("reply", DECODERS["plain"](), "sparse_categorical_crossentropy", teacher_forcing=True, ignore_label=-100)
     marked.compile("sgd")

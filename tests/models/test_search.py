@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from multihead.models import search
 
+pytestmark = pytest.mark.mathematics
+
 VOCABULARY, UNITS, BATCH = 4, 5, 3
 RANDOM = np.random.default_rng(0)
 TABLE, RECURRENT, OUTPUT = (RANDOM.normal(size=size) for size in ([VOCABULARY, UNITS], [UNITS, UNITS], [UNITS, VOCABULARY]))

@@ -12,6 +12,8 @@ import pytest
 import multihead
 from tests.helpers.sources import ROOT, imported, sources
 
+pytestmark = pytest.mark.mathematics  # of texts
+
 # The floors of the house, from the ground up: what stands on one imports from its own floor and from those below.
 FLOORS = [
     {"_ground", "_version"},

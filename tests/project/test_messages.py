@@ -6,11 +6,12 @@ import ast
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.helpers.sources import sources
+
+pytestmark = pytest.mark.mathematics  # of texts
 
 ROOT = Path(__file__).parents[2]
 ENOUGH = 12
@@ -32,13 +33,13 @@ def texts(node: ast.AST) -> list[str]:
 
 def raised(path: Path) -> list[tuple[str, list[str]]]:
     """The errors with a written message that a file raises: their place, and the parts of the message."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     named: dict[str, list[str]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             named.setdefault(node.targets[0].id, []).extend(texts(node.value))
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             argument = node.exc.args[0]
             names = [each.id for each in ast.walk(argument) if isinstance(each, ast.Name)]
@@ -74,14 +75,7 @@ def is_in_a_test(parts: list[str], pieces: list[str]) -> bool:
     return any(piece[i : i + ENOUGH] in message for piece in pieces for i in range(len(piece) - ENOUGH + 1))
 
 
-RAISED: list[Any] = [each for path in sources("multihead") for each in raised(path)]
-
-
-def test_there_are_errors_to_walk_through() -> None:
-    assert len(RAISED) > 100 and len(looked_for()) > 300
-
-
-@pytest.mark.parametrize("path", sorted({place.partition(":")[0] for place, _ in RAISED}))
-def test_every_message_is_looked_at_by_a_test(path: str) -> None:
-    here = [(place, parts) for place, parts in RAISED if place.partition(":")[0] == path]
-    assert [(place, "...".join(parts)[:100]) for place, parts in here if not is_in_a_test(parts, looked_for())] == []
+def test_every_message_is_looked_at_by_a_test() -> None:
+    errors = [each for path in sources("multihead") for each in raised(path)]
+    assert len(errors) > 100 and len(looked_for()) > 300
+    assert [(place, "...".join(parts)[:100]) for place, parts in errors if not is_in_a_test(parts, looked_for())] == []

@@ -28,7 +28,7 @@ RECIPES = "recipes"  # whose code is parts of files: see test_recipes.py
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8") and page.stem != RECIPES]
 pytestmark = pytest.mark.programs
 
-LONG = ("experts", "finetuning", "keras_hub", "serving", "sharing", "text", "tuning")
+LONG = ("experts", "finetuning", "keras_hub", "reply_and_price", "serving", "sharing", "text", "tuning")
 """Pages whose programs take long."""
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers.sources import ROOT
 
+pytestmark = pytest.mark.mathematics  # of texts
+
 INSTEAD = {
     r"sat out": "was skipped",
     r"see to it": "a verb",

@@ -60,7 +60,7 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads
                 assert zoo.conflict(coefficients.astype(np.float64) @ rows, rows) >= -1e-5, (kind, spread, seed)
 
 
-@pytest.mark.first_cases(8)
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name):
     num_heads = xla_heads(name)
@@ -81,7 +81,7 @@ def test_float32_is_close_to_float64_and_kept(name):
         np.testing.assert_allclose(narrow, wide, rtol=1e-4, atol=1e-5 * np.abs(wide).max())
 
 
-@pytest.mark.first_cases(6)
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ORDERED])
 def test_the_order_of_heads_does_not_matter(name):
     for kind in ("conflicting", "opposed_scaled", "rank_deficient"):

@@ -45,7 +45,7 @@ def the_batches(seed, number, size=8):
 
 
 def test_runs_are_what_keras_trains_with_the_same_batches_and_a_rate_that_decays_to_zero():
-    seed, rate, updates = 3, 0.05, 7
+    seed, rate, updates = 3, 0.05, 4
     variants = {"size 2": {"weights": {"size": 2.0}}}
     found = a_comparison(variants, build=build_without_chance, seeds=[seed], budget=updates, rates=rate)
     x, y = compared.arrays()["test"]
@@ -213,10 +213,10 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
 
 
 def test_an_epoch_of_a_weighting_is_a_pass_over_the_training_data():
-    """20 rows in batches of 8 are a pass of three updates."""
+    """20 rows in batches of 12 are a pass of two updates."""
     dwa = weighting.DWA
-    variants = {"by passes": {"weighting": dwa()}, "by updates": {"weighting": dwa(updates_per_epoch=3)}, "plain sum": {}}
-    found = a_comparison(variants, build=build_without_chance, seeds=1, budget={"epochs": 3}, rates=0.1)
+    variants = {"by passes": {"weighting": dwa()}, "by updates": {"weighting": dwa(updates_per_epoch=2)}, "plain sum": {}}
+    found = a_comparison(variants, build=build_without_chance, seeds=1, budget={"epochs": 3}, rates=0.1, batch_size=12)
     metrics = {line["variant"]: line["metrics"]["test"] for line in found.lines if line.get("run") == "final"}
     assert metrics["by passes"] == metrics["by updates"] != metrics["plain sum"]
 

@@ -15,6 +15,7 @@ from tests.helpers import planted
 from tests.helpers.cases import quick
 from tests.helpers.sources import ROOT
 
+pytestmark = pytest.mark.mathematics  # what is said of measurements, which other tests of this folder make on both stacks
 SEEDS = pytest.mark.parametrize("seed", quick(1, [0, 1, 2]))
 
 
