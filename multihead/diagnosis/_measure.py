@@ -30,7 +30,7 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 
 
 def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures at least one batch; metrics and the modules' state change as in training, and the caller must restore them."""
+    """Measures at least one batch; metrics and the modules' state change as in training, which the caller must restore."""
     by_name: dict[str, list[int]] = {}  # the encoder's layers with trainable variables: the positions of these among all
     for i, owner in enumerate(owner_names(spec.network.encoder, spec.network.variables.encoder)):
         by_name.setdefault(owner, []).append(i)
