@@ -30,10 +30,7 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 
 
 def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures at least one batch after a number of updates, and draws conclusions.
-
-    Metrics and the modules' state change as in training, and the caller must restore them.
-    """
+    """Measures at least one batch; metrics and the modules' state change as in training, which the caller must restore."""
     by_name: dict[str, list[int]] = {}  # the encoder's layers with trainable variables: the positions of these among all
     for i, owner in enumerate(owner_names(spec.network.encoder, spec.network.variables.encoder)):
         by_name.setdefault(owner, []).append(i)
@@ -119,10 +116,7 @@ def _measurements(
     of_sums: np.ndarray,
     labels: Sequence[Sequence[Labels | None]],
 ) -> Diagnosis:
-    """The statistics of raw measurements, with batches along the first axis, and of each head's labels by batch.
-
-    Gradients are given as their inner products; `of_sums`, `[heads, heads]`, of sums over batches, at the parameters.
-    """
+    """The statistics of raw measurements by batch; `of_sums` has inner products of sums of gradients over batches."""
     counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
     gramians = {"representation": raw["representation"], "parameters": raw["layers"].sum(axis=1)}
     by_layer = {name: raw["layers"][:, i] for i, name in enumerate(names)}
