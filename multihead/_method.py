@@ -17,7 +17,6 @@ from multihead._ground.validation import did_you_mean, plain, quoted
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
 """The methods that users write, in which Python's control flow may depend on tensors."""
 
-
 Kind = TypeVar("Kind", bound="Method")
 
 
@@ -74,10 +73,7 @@ class Method(keras.layers.Layer):
                 setattr(cls, name, users(method))
 
     def bind(self, head_names: Sequence[str]) -> None:
-        """Sets the heads' names, so that options can refer to heads by name.
-
-        Args:
-            head_names: One name per head, in order.
+        """Sets the heads' names, in order, so that options can refer to heads by name.
 
         Raises:
             ValueError: An option names an unknown head, `uses` contains an unknown name, or a weighting or a schedule has
@@ -97,11 +93,7 @@ class Method(keras.layers.Layer):
         self.head_names = tuple(head_names)
 
     def build(self, input_shape: Shape) -> None:
-        """Creates the state, once. A second call does nothing.
-
-        Args:
-            input_shape: `(num_heads,)`.
-        """
+        """Creates the state for `(num_heads,)`, once. A second call does nothing."""
         if self.built:
             return
         self.create_state(int(input_shape[0]))
@@ -109,14 +101,10 @@ class Method(keras.layers.Layer):
         super().build(input_shape)
 
     def create_state(self, num_heads: int) -> None:
-        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
-
-        Args:
-            num_heads: How many heads there are; their names are in `head_names`.
-        """
+        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none."""
 
     def add_state(self, name: str, shape: Sequence[int], initializer: object = "zeros", dtype: str = "float32") -> Variable:
-        """Creates a variable of the method; to be called in `create_state`.
+        """Creates a Keras variable of the method; to be called in `create_state`.
 
         It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
         Read it with `tf.convert_to_tensor(variable)` and set it with `variable.assign(value)`, in `observe` or, for a
@@ -127,9 +115,6 @@ class Method(keras.layers.Layer):
             shape: Its full shape; `(num_heads,)` for one value per head, `()` for a scalar.
             initializer: Anything that Keras accepts as an initializer.
             dtype: Its dtype.
-
-        Returns:
-            A Keras variable.
         """
         return add_state(self, name, shape, initializer, dtype)
 

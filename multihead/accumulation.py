@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.replicas import all_reduce_sum
 from multihead._ground.tensors import deduplicate, scaled
-from multihead._ground.types import Gradient, Shape, Tensor, Variable
+from multihead._ground.types import Gradient, Tensor, Variable
 from multihead._ground.validation import check_choice, stop_unless
 
 __all__ = ["GradientAccumulator"]
@@ -55,18 +55,12 @@ class GradientAccumulator(tf.Module):
                 f"Received: momentum={momentum!r}. Pass None for the plain mean."
             )
         self._momentum = momentum
-        self._sums = [self._state(each.shape, tf.float64 if each.dtype == "float64" else tf.float32) for each in variables]
-        self._count = self._state((), tf.float32)
-        self._given = self._state((len(self._sums),), tf.float32)
-
-    @staticmethod
-    def _state(shape: Shape, dtype: tf.DType) -> tf.Variable:
-        return tf.Variable(
-            tf.zeros(shape, dtype),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
+        of_replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+        options = {"trainable": False, **of_replicas}
+        zeros = [tf.zeros(each.shape, tf.float64 if each.dtype == "float64" else tf.float32) for each in variables]
+        self._sums = [tf.Variable(each, **options) for each in zeros]
+        self._count = tf.Variable(0.0, **options)
+        self._given = tf.Variable(tf.zeros([len(zeros)]), **options)
 
     @property
     def count(self) -> tf.Tensor:
@@ -120,8 +114,7 @@ class GradientAccumulator(tf.Module):
             instead. Zeros if the counts are 0.
         """
         sums: list[tf.Tensor] = [tf.convert_to_tensor(total) for total in self._sums]
-        count, given = tf.convert_to_tensor(self._count), tf.convert_to_tensor(self._given)
-        count, given = all_reduce_sum(count), all_reduce_sum(given)
+        count, given = (all_reduce_sum(tf.convert_to_tensor(each)) for each in (self._count, self._given))
         sums = sums if part else all_reduce_sum(sums)
         means: list[Gradient] = [tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in sums]
         if tf.executing_eagerly():

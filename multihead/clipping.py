@@ -34,14 +34,9 @@ class Clipping:
         self.limit = check_positive("limit", limit)
 
     def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """Clips gradients.
+        """The clipped gradients, in the same order and of the same types: dense tensors, `tf.IndexedSlices` or None.
 
-        Args:
-            gradients: Dense tensors, `tf.IndexedSlices` or None.
-
-        Returns:
-            The clipped gradients in the same order and of the same types; None stays None. Non-finite gradients give
-            non-finite results (the trainer skips such an update before clipping).
+        Non-finite gradients give non-finite results (the trainer skips such an update).
         """
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
         return with_none(call_users(self._clip, present) if present else [], like=gradients)
@@ -60,15 +55,6 @@ class Clipping:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.limit:g})"
-
-
-def keeps_finite(clipping: Clipping | None) -> bool:
-    """Whether finite gradients are known to be finite after clipping; not by a user's own class.
-
-    Nor with a limit at the ends of float32, which divided by a norm may overflow.
-    """
-    known = type(clipping) in (ByValue, ByNorm, ByAverageNorm, ByGlobalNorm)
-    return clipping is not None and known and 1e-30 <= clipping.limit <= 1e30
 
 
 def _scaled_down(gradient: Gradient, magnitude: tf.Tensor, limit: float) -> Gradient:

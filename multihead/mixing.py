@@ -47,28 +47,16 @@ def mix_datasets(
         ValueError: An argument is out of range, or the inputs differ in structure.
         TypeError: One of the datasets is something else, such as a generator.
     """
-    if not isinstance(datasets, Mapping) or not datasets:
-        raise ValueError(
-            "`datasets` must be a mapping from head names to datasets. "
-            f"Received: datasets={datasets!r}. Pass, for example, {{'price': prices, 'reply': replies}}."
-        )
-    for name, dataset in datasets.items():
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(
-                f"`datasets[{name!r}]` must be a `tf.data.Dataset`. Received: a {type(dataset).__name__}. Wrap a generator "
-                "with `tf.data.Dataset.from_generator(function, output_signature=...)`."
-            )
     if weights is not None and temperature is not None:
         raise ValueError(
             "At most one of `weights` and `temperature` may be given. "
             f"Received: weights={weights!r}, temperature={temperature!r}. Omit one."
         )
+    _check(datasets)
     seed = check_whole("seed", seed)
     names = list(datasets)
     lengths = {name: int(dataset.cardinality()) for name, dataset in datasets.items()}
     probabilities = _probabilities(names, lengths, weights, temperature)
-    _check_inputs(datasets)
-
     labelled = [_labelled(name, datasets) for name in names]
 
     @as_is
@@ -100,9 +88,19 @@ def _probabilities(
     return list(np.array(proportions) / sum(proportions))
 
 
-def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
-    described = {}
+def _check(datasets: Mapping[str, tf.data.Dataset]) -> None:
+    if not isinstance(datasets, Mapping) or not datasets:
+        raise ValueError(
+            "`datasets` must be a mapping from head names to datasets. "
+            f"Received: datasets={datasets!r}. Pass, for example, {{'price': prices, 'reply': replies}}."
+        )
+    described: dict[str, Nested] = {}
     for name, dataset in datasets.items():
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"`datasets[{name!r}]` must be a `tf.data.Dataset`. Received: a {type(dataset).__name__}. Wrap a generator "
+                "with `tf.data.Dataset.from_generator(function, output_signature=...)`."
+            )
         spec = dataset.element_spec
         if not isinstance(spec, tuple) or len(spec) not in (2, 3):
             raise ValueError(
@@ -110,13 +108,12 @@ def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
                 f"Received: elements of {spec!r}. Map the dataset to this structure."
             )
         described[name] = tf.nest.map_structure(lambda leaf: (leaf.dtype.name, leaf.shape.rank), spec[0])
-    first = next(iter(described))
-    for name, description in described.items():
-        if description != described[first]:
+        first = next(iter(described))
+        if described[name] != described[first]:
             raise ValueError(
                 f"The inputs of all `datasets` must have the same structure, dtypes and ranks. Received: {first!r} with "
-                f"{described[first]} and {name!r} with {description}. Map them to one structure, or loop over the batches "
-                "with `train_on_batch`, which takes each as it is."
+                f"{described[first]} and {name!r} with {described[name]}. Map them to one structure, or loop over the "
+                "batches with `train_on_batch`, which takes each as it is."
             )
 
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.arguments import gives_batches, read_call
+from multihead._data.arguments import for_keras, gives_batches, read_call
 from multihead._data.arrays import as_arrays
 from multihead._display.trainer import print_summary
 from multihead._formats.from_model import compiled_of, parts_of
@@ -35,7 +35,7 @@ from multihead._runs.run import checkpoint_of, opened
 from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, StepFunction
-from multihead._trainer.options import CompileOptions, check_compile, explains_arguments
+from multihead._trainer.options import CompileOptions, check_compile, check_trainer
 from multihead._update.representation import call_encoder
 from multihead._update.scaling import check_known, scale_targets
 from multihead._update.spec import Plan
@@ -43,7 +43,6 @@ from multihead.balancing import Balancer
 from multihead.balancing._kinds import every
 from multihead.clipping import Clipping
 from multihead.heads import Head
-from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead, new_head
 from multihead.heads._value import Weight, check_heads, check_weight, is_zero
 from multihead.weighting import Weighting
@@ -93,9 +92,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 "Pass a layer or model that converts the inputs to the representation."
             )
         super().__init__(encoder, name)
-        added = tuple(NamedHead(each, head) for each, head in check_heads(heads).items())
-        if added:
-            self._add_heads(added)
+        self._set_heads(tuple(NamedHead(each, head) for each, head in check_heads(heads).items()))
 
     @classmethod
     def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
@@ -129,10 +126,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             >>> trainer = MultiHeadTrainer.from_model(model)
             >>> trainer.compile(balancer="UPGrad")
         """
-        parts = parts_of(model, representation)
-        compiled = compiled_of(model, list(parts.heads))
-        heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.heads.items()}
-        trainer = cls(parts.encoder, heads, name=model.name)
+        encoder, parts = parts_of(model, representation)
+        compiled = compiled_of(model, list(parts))
+        heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
+        trainer = cls(encoder, heads, name=model.name)
         optimizer = getattr(model, "optimizer", None)
         trainer._optimizer_of_model = Untracked(optimizer and type(optimizer).from_config(optimizer.get_config()))
         return trainer
@@ -159,24 +156,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     ) -> None:
         """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
-        Most heads need only the first group of arguments; the second is for special cases.
-
-        Args:
-            name: The key of the head's targets, sample weights and logs.
-            module: A Keras layer, model or function. All arguments are those of `Head`, where they are described in full.
-            loss: A Keras loss, or None for an output that is predicted and measured, but not trained.
-            weight: How much the head's loss counts.
-            metrics: Keras metrics or their names.
-            teacher_forcing: Whether the module reads its targets.
-            ignore_label: The label of elements whose label is missing; NaN always means missing.
-            reads: The part of the representation that is passed to the module.
-            class_weight: Weights of the labels by class number.
-            target_scaling: How the targets are scaled for the loss.
-
-            trains_encoder: Whether the head trains the encoder.
-            couples_rows: Whether the loss, or the module, compares the rows of a batch with each other.
-            learning_rate_multiplier: The factor of every step that is applied to the module's variables.
-            weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the module's variables.
+        `name` is the key of the head's targets, sample weights and logs. The other arguments are those of `Head`, where they
+        are described; most heads need only the first ones, up to `metrics`.
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, two values of the heads
@@ -189,12 +170,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         if name in self._setup.all_names:
             names = quoted(self._setup.all_names)
             raise ValueError(f"`name` must be new. Received: name={name!r}; the heads are {names}. Choose another name.")
-        self._add_heads((head,))
-
-    def _add_heads(self, added: tuple[NamedHead, ...]) -> None:
-        heads = (*self._setup.heads, *added)
-        check_apart([(each.name, each.metric_specs) for each in heads])
-        self._set_heads(heads)
+        self._set_heads((*self._setup.heads, head))
 
     def remove_head(self, name: str) -> None:
         """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
@@ -235,7 +211,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         checked = check_weight(value)
         if is_zero(checked):
             self._replan(heads_stay=False)
-        self.head_weights.variable(name).assign(checked)
+        self.head_weights.by_head[name].assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle from the next update on: they are not trained and do not change. For callbacks of `fit`.
@@ -254,7 +230,6 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self._replan(heads_stay=False, may_be_idle=True)
         self._set_idle(heads)
 
-    @explains_arguments
     def compile(
         self,
         optimizer: Optimizer = None,
@@ -336,7 +311,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """
         arguments = _arguments(locals())
         self._refuse_in_fit("compile")
-        self._check_methods(MultiHeadTrainer)
+        check_trainer(type(self), MultiHeadTrainer)
         heads = scale_targets(self._setup.heads, arguments.pop("target_scaling"))
         optimizer = arguments.pop("optimizer")
         if optimizer is None:
@@ -408,22 +383,21 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 have no labels in it; each head must have targets in one of the first 64 batches.
             y: The targets by head name, if `x` are arrays: a dict of arrays or series, or a data frame whose columns are
                 the heads.
-            batch_size: The batch size, if `x` are arrays; 32 by default.
-            epochs: The number of the last epoch, counted from 1.
-            verbose: 0, 1, 2 or `"auto"`.
+            batch_size: As in Keras.
+            epochs: As in Keras: the number of the last epoch.
+            verbose: As in Keras.
             callbacks: Keras callbacks.
             validation_split: The fraction of the last examples that is held out for validation.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or an iterable of batches.
-            shuffle: Whether arrays are shuffled before each epoch.
+            shuffle: As in Keras.
             class_weight: By head name, the weights of labels by class number. In this `fit` they replace those of
                 `add_head`; they count in training only, not in validation.
             sample_weight: A dict like `y`, if `x` are arrays; the examples of a head that it does not name weigh 1.
-            initial_epoch: The number of epochs that are already completed.
+            initial_epoch: As in Keras.
             steps_per_epoch: The number of updates in an epoch.
-            validation_steps: The number of batches in a validation.
-            validation_batch_size: The batch size of validation data.
-            validation_freq: A number `n`: validation after every `n`-th epoch; a list: validation after the epochs with
-                these numbers, counted from 1.
+            validation_steps: As in Keras.
+            validation_batch_size: As in Keras.
+            validation_freq: As in Keras.
             **kwargs: Further arguments of this version of Keras.
 
         Returns:
@@ -436,9 +410,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """
         arguments = _arguments(locals())
         self._assert_ready("fit")
-        checkpoint, arguments["callbacks"] = checkpoint_of(callbacks)
+        checkpoint, others = checkpoint_of(arguments.pop("callbacks"))
         with opened(self, checkpoint) as run:
-            return self._fit(arguments, run)
+            return self._fit(arguments, others, run)
 
     @errors_in_words()
     def evaluate(
@@ -453,30 +427,19 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         return_dict: bool = False,
         **kwargs: object,
     ) -> Logs:
-        """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does.
-
-        Args:
-            x: The data, as for `fit`.
-            y: The targets by head name, if `x` are arrays.
-            batch_size: The batch size, if `x` are arrays; 32 by default.
-            verbose: 0, 1, 2 or `"auto"`.
-            sample_weight: The sample weights by head name, if `x` are arrays.
-            steps: The number of batches; None: all.
-            callbacks: Keras callbacks.
-            return_dict: Whether to return a dict by name instead of a list in the order of `metrics_names`.
-            **kwargs: Further arguments of this version of Keras.
-        """
+        """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does; data are given as to `fit`."""
         arguments = _arguments(locals())
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
-        call = read_call(arguments, self._setup.all_names)
-        self._build(call.data.specs, call.data)
+        data, _, loop = read_call(arguments, self._setup.all_names)
+        self._build(data.specs, data)
+        data, plan = self._with_checked_labels(data)
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
-            function.take(call.data.specs)
-        call = self._with_progress(call._replace(data=self._with_checked_labels(call.data)))
+            function.plan = Plan(plan.ranks)
+        loop["callbacks"] = self._shown(callbacks, verbose)
         with self._in_phase(None if self._phase is None else "validation"):
-            return super().evaluate(**call.for_keras())
+            return super().evaluate(**for_keras(data, None, loop))
 
     @errors_in_words()
     def predict(
@@ -488,16 +451,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         callbacks: Callback | Sequence[Callback] = None,
         **kwargs: object,
     ) -> Logs:
-        """Every head's predictions by name, as `keras.Model.predict` returns them.
-
-        Args:
-            x: Inputs, as for `fit`, or an iterable of batches.
-            batch_size: The batch size, if `x` are arrays; 32 by default.
-            verbose: 0, 1, 2 or `"auto"`.
-            steps: The number of batches; None: all.
-            callbacks: Keras callbacks.
-            **kwargs: Further arguments of this version of Keras.
-        """
+        """Every head's predictions by name, as `keras.Model.predict` returns them; `x` are inputs, or batches of inputs."""
         check_known(self._setup.heads, "predict")
         return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
 
@@ -517,15 +471,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     ) -> None:
         """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.
 
-        If any argument but `print_fn` is given, Keras's own summary follows.
-
-        Args:
-            line_length: As in Keras.
-            positions: As in Keras.
-            print_fn: Called with each line; None: `print`.
-            expand_nested: As in Keras.
-            show_trainable: As in Keras.
-            layer_range: As in Keras.
+        `print_fn` is called with each line. If any other argument is given, Keras's own summary follows.
         """
         given = {name: value for name, value in _arguments(locals()).items() if value not in (None, False)}
         print_summary(self, given, super().summary)
@@ -540,15 +486,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         return_dict: bool = False,
         **kwargs: object,
     ) -> Logs:
-        """Makes one update from one batch, as `keras.Model.train_on_batch` does.
-
-        Args:
-            x: The inputs of the batch.
-            y: The targets by head name.
-            sample_weight: The sample weights by head name.
-            class_weight: The weights of classes by head name, as for `fit`.
-            return_dict: Whether to return a dict by name instead of a list.
-            **kwargs: Further arguments of this version of Keras.
+        """Makes one update from one batch, as `keras.Model.train_on_batch` does; `class_weight` is as for `fit`.
 
         Raises:
             ValueError: `gradient_accumulation_steps` is above 1: an update then needs several batches.
@@ -564,8 +502,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
         data = self._checked_batch(x, y, sample_weight)
-        plan = Plan(may_be_idle=self._may_be_idle, class_weight=self._frozen(class_weight))
-        with self._in_phase(self._phase, plan):
+        with self._in_phase(self._phase, self._planned(class_weight)):
             return super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
@@ -574,15 +511,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     def test_on_batch(
         self, x: Dataset, y: Nested = None, sample_weight: Nested = None, return_dict: bool = False, **kwargs: object
     ) -> Logs:
-        """Evaluates one batch, as `keras.Model.test_on_batch` does.
-
-        Args:
-            x: The inputs of the batch.
-            y: The targets by head name.
-            sample_weight: The sample weights by head name.
-            return_dict: Whether to return a dict by name instead of a list.
-            **kwargs: Further arguments of this version of Keras.
-        """
+        """Evaluates one batch, as `keras.Model.test_on_batch` does."""
         self._assert_ready("test_on_batch")
         check_one_step(self, "test_on_batch")
         check_known(self._setup.heads, "test_on_batch")

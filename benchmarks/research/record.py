@@ -44,7 +44,6 @@ def line_of(name: str, optimizer: str, found: Comparison) -> Line:
         "updates": found.updates,
         "rates": found.rates,
         "costs": costs,
-        "few_labels": found.few_labels,
         "values": values,
         "validation": validation,
         "keras": found.lines[0]["settings"]["keras"],
@@ -86,8 +85,6 @@ def comparison(line: Line, variants: Sequence[str], baseline: str = ALONE) -> Co
     metrics = {head: [metric, line["directions"][head]] for head, metric in line["metrics"].items()}
     settings = {"heads": list(metrics), "metrics": metrics, "split": "test", "rates": [0.0], "keras": line.get("keras")}
     lines: list[Line] = [{"settings": settings}]
-    if line.get("few_labels"):
-        lines.append({"few_labels": line["few_labels"]})
     for name in dict.fromkeys((baseline, *variants)):
         base = name.removesuffix(EQUAL_COST)
         if name != ALONE:

@@ -65,7 +65,6 @@ def replies(name: str, options: Namespace) -> Line:
         "updates": updates,
         "rates": dict.fromkeys(values, given.learning_rate),
         "costs": {},
-        "few_labels": {},
         "values": values,
         "validation": {},
         "keras": f"Keras {keras.__version__[0]}, {keras.__version__}",

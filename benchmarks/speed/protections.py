@@ -21,7 +21,11 @@ from multihead._update import apply, faults
 
 LABELS = "the check of labels"
 REPLACED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "what keeps the variables and slots of a head without labels": (apply, "_may_stay", lambda *_: []),
+    "what keeps the variables and slots of a head without labels": (
+        apply,
+        "_apply_to_active",
+        lambda *given: apply._apply_scaled(*given[:5], given[-1]),
+    ),
     "the condition around the optimizer": (tf, "cond", lambda _, then, otherwise: then()),
     "the test of gradients for finite values": (faults, "is_finite", lambda _: tf.constant(True)),
 }

@@ -39,14 +39,8 @@ def _as_array(argument: str, value: Given) -> Nested:
     if hasattr(value, "tocoo"):  # a sparse matrix of SciPy
         matrix = value.tocoo()
         indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
-        return tf.sparse.reorder(tf.SparseTensor(indices, _with_default_float(matrix.data), matrix.shape))
+        return tf.sparse.reorder(tf.SparseTensor(indices, _as_array(argument, matrix.data), matrix.shape))
     if hasattr(value, "iloc"):  # a data frame or a series of pandas
-        kinds = set(map(str, value.dtypes if value.ndim == 2 else [value.dtype]))
-        if "category" in kinds:
-            raise TypeError(
-                f"`{argument}` must be numbers. Received: a {received} with categories. Pass their numbers, "
-                "`series.cat.codes`, in which -1 stands for a missing category (`ignore_label=-1`)."
-            )
         value = value.to_numpy()
     elif isinstance(getattr(value, "dtype", None), np.dtype) and not isinstance(value, np.ndarray):
         return value  # another array type, possibly larger than the memory
@@ -72,12 +66,8 @@ def _as_array(argument: str, value: Given) -> Nested:
             f"`{argument}` must be numbers of one dtype, or strings. Received: a {received} of objects of type "
             f"{quoted(types)}. Convert it, for example with `.astype('float32')`; NaN marks a missing label."
         )
-    return _with_default_float(value)
-
-
-def _with_default_float(array: np.ndarray) -> np.ndarray:
-    """Floating arrays in Keras's floating dtype, as Keras passes them on."""
-    return array.astype(keras.backend.floatx(), copy=False) if np.issubdtype(array.dtype, np.floating) else array
+    is_floating = np.issubdtype(value.dtype, np.floating)  # then it gets Keras's dtype, in which Keras passes it on
+    return value.astype(keras.backend.floatx(), copy=False) if is_floating else value
 
 
 def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str]) -> Data:

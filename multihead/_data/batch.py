@@ -20,31 +20,17 @@ class Batch(NamedTuple):
 
 
 def unpack(data: Nested, head_names: Sequence[str]) -> Batch:
-    """Splits a batch into its parts and checks their keys; a single head's targets and weights need not be in a dict.
-
-    Raises:
-        ValueError: There are no targets, or more than three parts, or targets or weights are keyed by something that is
-            no head.
-    """
+    """Splits a batch into its parts and checks their keys; a single head's targets and weights need not be in a dict."""
     parts = data if isinstance(data, (tuple, list)) else (data,)
-    if len(parts) > 3:
-        raise ValueError(
-            "A batch must be (inputs, targets) or (inputs, targets, sample_weights). "
-            f"Received: {len(parts)} parts. If the inputs, or the targets, are several, put them into one dict."
-        )
     inputs, targets, sample_weights = (*parts, None, None)[:3]
-    if is_absent(targets):
+    if len(parts) > 3 or is_absent(targets):
+        received = f"{len(parts)} parts" if len(parts) > 3 else "a batch without targets"
         raise ValueError(
-            "A batch must be (inputs, targets) or (inputs, targets, sample_weights) for training and evaluation. "
-            f"Received: a batch without targets. Pass targets as a dict by head name; the heads are {quoted(head_names)}."
+            f"A batch must be (inputs, targets) or (inputs, targets, sample_weights). Received: {received}. Pass several "
+            f"inputs as one dict, and targets as a dict by head name; the heads are {quoted(head_names)}."
         )
-    named_targets = by_head("targets", targets, head_names)
-    named_weights = {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names)
-    for argument, values in (("targets", named_targets), ("sample_weights", named_weights)):
-        for name, value in values.items():
-            if tf.is_tensor(value) or isinstance(value, tf.TypeSpec):
-                check_dense(f"`{argument}[{name!r}]`", value)
-    return Batch(inputs=inputs, targets=named_targets, sample_weights=named_weights)
+    named = by_head("targets", targets, head_names)
+    return Batch(inputs, named, {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names))
 
 
 def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[str, Tensor]:
@@ -60,6 +46,9 @@ def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[st
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)
+    for name, value in values.items():
+        if tf.is_tensor(value) or (isinstance(value, tf.TypeSpec) and not is_absent(value)):
+            check_dense(f"`{argument}[{name!r}]`", value)
     return {name: value for name, value in values.items() if not is_absent(value)}
 
 
@@ -69,8 +58,13 @@ def is_absent(value: object) -> bool:
 
 
 def batch_size(nest: Nested) -> tf.Tensor:
-    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
-    return num_rows(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))
+    """The number of examples in a nest of tensors, dense, ragged or sparse, that share their first axis: an int32 scalar."""
+    tensor = next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None)
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.nrows(out_type=tf.int32)
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
 def check_rows(batch: Batch) -> None:
@@ -89,15 +83,6 @@ def check_rows(batch: Batch) -> None:
                     f"`{part}[{head!r}]` must have one row for each example. Received: {wrong[0]} for {num_examples[0]} in "
                     "the inputs. Pass arrays of the same length."
                 )
-
-
-def num_rows(tensor: Tensor) -> tf.Tensor:
-    """The size of the first axis of a dense, ragged or sparse tensor, an int32 scalar."""
-    if isinstance(tensor, tf.RaggedTensor):
-        return tensor.nrows(out_type=tf.int32)
-    if isinstance(tensor, tf.SparseTensor):
-        return tf.cast(tensor.dense_shape[0], tf.int32)
-    return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
 def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:
@@ -164,13 +149,13 @@ def widened(specs: Batch, others: Batch) -> Batch:
     return Batch(wide(specs.inputs, others.inputs), *labels)
 
 
-def sample_of(specs: Nested) -> Nested:
-    """Two examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
+def sample_of(specs: Nested, num_rows: int = 2) -> Nested:
+    """Some examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
 
     def made(spec: tf.TypeSpec | None) -> Tensor:
         if spec is None:
             return None
-        shape = [2, *(size or 1 for size in spec.shape[1:])]
+        shape = [num_rows, *(size or 1 for size in spec.shape[1:])]
         dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
         if isinstance(spec, tf.RaggedTensorSpec):
             return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)

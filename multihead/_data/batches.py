@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from multihead._data.arrays import as_arrays
 from multihead._data.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
-from multihead._data.data import Data, num_examples
+from multihead._data.data import Data, check_not_empty, num_examples
 from multihead._ground.types import Dataset, Given, Nested, Tensor
 from multihead._ground.validation import described, quoted
 
@@ -42,36 +42,44 @@ def check_batched(nest: Nested, received: str) -> None:
 
 
 class _Completion:
-    """Brings batches to one structure, `specs`: a head without targets gets placeholders with a sample weight of 0."""
+    """Brings batches to one structure, `specs`: a head without targets gets placeholders with a sample weight of 0.
 
-    def __init__(self, first: Sequence[Nested], head_names: Sequence[str], source: str) -> None:
-        self._head_names = list(head_names)
-        self._source = source
-        found = [open_batch_size(self._read(batch)) for batch in first]
-        inputs = [batch.inputs for batch in found]
-        for other in inputs[1:]:
-            self._check_inputs(inputs[0], other)
+    The structure is that of the `first` batches: two at least, and until every head has had targets.
+    """
+
+    def __init__(self, x: Dataset, batches: Iterable[Nested], head_names: Sequence[str]) -> None:
+        self._head_names, self._source = list(head_names), type(x).__name__
+        self._inputs: Nested = None
+        self.first: list[Nested] = []
+        found: list[Batch] = []
+        for batch in itertools.islice(batches, _LOOKED_AT):
+            self.first.append(batch)
+            found.append(open_batch_size(self._read(batch)))
+            if len(found) > 1 and {name for each in found for name in each.targets} >= set(head_names):
+                break
+        check_not_empty(x, len(found))
         parts = ([batch.targets for batch in found], [batch.sample_weights for batch in found])
         by_name = ({name: [each[name] for each in part if name in each] for name in self._head_names} for part in parts)
         targets, weights = ({name: self._merged(*each) for name, each in part.items() if each} for part in by_name)
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
         weights = {name: weights.get(name, no_weights) for name in targets}
+        inputs = [batch.inputs for batch in found]
         self.specs = Batch(tf.nest.map_structure(self._merged, *inputs), targets, weights)
 
     def _read(self, batch: Nested) -> Batch:
+        """The arrays of a batch, whose inputs have the structure of those of the first batch."""
         named = Batch(*map(as_arrays, Batch._fields, unpack(batch, self._head_names)))
         check_batched(tuple(named), f"a {self._source} of")
-        return named
-
-    def _check_inputs(self, specs: Nested, other: Nested) -> None:
-        """Checks that the inputs of two batches, given as specs, have one structure."""
+        inputs = open_batch_size(named.inputs)
+        self._inputs = inputs if self._inputs is None else self._inputs
         try:
-            tf.nest.assert_same_structure(specs, other)
+            tf.nest.assert_same_structure(self._inputs, inputs)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"The batches of a {self._source} must have inputs of one structure. Received: {described(specs)} and "
-                f"{described(other)}. {_ONE_BY_ONE}"
+                f"The batches of a {self._source} must have inputs of one structure. Received: {described(self._inputs)} "
+                f"and {described(inputs)}. {_ONE_BY_ONE}"
             ) from error
+        return named
 
     def _merged(self, first: Nested, *others: Nested) -> Nested:
         """The spec that fits all: sizes that differ are open."""
@@ -87,7 +95,6 @@ class _Completion:
     def __call__(self, batch: Nested) -> tuple[Nested, dict[str, Tensor], dict[str, Tensor]]:
         """A completed batch."""
         inputs, targets, weights = self._read(batch)
-        self._check_inputs(self.specs.inputs, open_batch_size(inputs))
         late = [name for name in targets if name not in self.specs.targets]
         if late:
             raise ValueError(
@@ -106,38 +113,20 @@ class _Completion:
         return inputs, {name: targets[name] for name in names}, {name: weights[name] for name in names}
 
 
-def _looked_at(batches: Iterable[Nested], head_names: Sequence[str]) -> list[Nested]:
-    """The first batches: two at least, and until every head has had targets."""
-    found, seen = [], set()
-    for batch in itertools.islice(batches, _LOOKED_AT):
-        found.append(batch)
-        seen |= set(unpack(batch, head_names).targets)
-        if len(found) > 1 and seen >= set(head_names):
-            break
-    return found
-
-
 def read_iterable(x: Iterable[Nested], head_names: Sequence[str]) -> Data:
     """A generator, which yields its batches once, or an iterable for several passes."""
-    source = type(x).__name__
     batches = iter(x)
-    first = _looked_at(batches, head_names)
-    if not first:
-        raise ValueError(
-            f"`x` must yield at least one batch. Received: a {source} without any. A generator that was read to its end "
-            "gives no more: make a new one."
-        )
-    complete = _Completion(first, head_names, source)
+    complete = _Completion(x, batches, head_names)
     if batches is x:
-        remaining = (complete(batch) for batch in itertools.chain(first, batches))
-        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=complete(first[0]))
+        remaining = (complete(batch) for batch in itertools.chain(complete.first, batches))
+        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=complete(complete.first[0]))
 
     def again(shuffle: Given = False) -> Iterator[Nested]:
         return (complete(batch) for batch in x)
 
     # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=tuple(complete.specs))
-    return Data(dataset, specs=complete.specs, batches=again, first=complete(first[0]))
+    return Data(dataset, specs=complete.specs, batches=again, first=complete(complete.first[0]))
 
 
 class _CompletedSequence(keras.utils.Sequence):
@@ -151,7 +140,7 @@ class _CompletedSequence(keras.utils.Sequence):
 
     @property
     def num_batches(self) -> int | None:
-        return _length(self._inner)
+        return self._inner.num_batches if hasattr(self._inner, "num_batches") else len(self._inner)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -166,27 +155,20 @@ class _CompletedSequence(keras.utils.Sequence):
     def on_epoch_end(self) -> None:
         self._inner.on_epoch_end()
 
-
-def _length(x: Dataset) -> int | None:
-    """How many batches a `PyDataset` gives; None if that is unknown."""
-    return x.num_batches if hasattr(x, "num_batches") else len(x)
+    def batches(self, shuffle: Given) -> Iterator[Nested]:
+        """The batches of one pass."""
+        self.on_epoch_begin()
+        length = self.num_batches
+        order: Iterable[int] = itertools.count() if length is None else range(length)
+        order = random.sample(order, len(order)) if shuffle and isinstance(order, range) else order
+        yield from (self[i] for i in order)
+        self.on_epoch_end()
 
 
 def read_sequence(x: Dataset, head_names: Sequence[str]) -> Data:
     """A `PyDataset` (Keras 2: `Sequence`), whose length may be unknown."""
-    length = _length(x)
+    length = x.num_batches if hasattr(x, "num_batches") else len(x)
     indices: Iterable[int] = itertools.count() if length is None else range(length)
-    first = _looked_at((x[i] for i in indices), head_names)
-    if not first:
-        raise ValueError(f"`x` must yield at least one batch. Received: a {type(x).__name__} of length 0. Correct it.")
-    complete = _Completion(first, head_names, type(x).__name__)
-    completed = _CompletedSequence(x, complete)
-
-    def batches(shuffle: Given) -> Iterator[Nested]:
-        completed.on_epoch_begin()
-        order: Iterable[int] = itertools.count() if length is None else range(length)
-        order = random.sample(order, len(order)) if shuffle and isinstance(order, range) else order
-        yield from (completed[i] for i in order)
-        completed.on_epoch_end()
-
-    return Data(completed, specs=complete.specs, batches=batches, length=length, first=complete(first[0]))
+    complete = _Completion(x, (x[i] for i in indices), head_names)
+    made = _CompletedSequence(x, complete)
+    return Data(made, specs=complete.specs, batches=made.batches, length=length, first=complete(complete.first[0]))

@@ -24,29 +24,15 @@ _BATCH_SIZE = 32
 
 
 class Data(NamedTuple):
-    """The data of one call.
+    """The data of one call."""
 
-    Attributes:
-        x: The inputs as arrays, or something that yields batches.
-        y: The targets as arrays by head name, or None.
-        sample_weight: The sample weights as arrays by head name, or None.
-        specs: The specs of a batch, with open batch size; None if nothing is known before the first batch.
-        batches: Gives the batches of one pass, shuffled if asked and possible, if Python makes them.
-        length: Their number, if it is known.
-        first: The first of these batches.
-        labels_are_checked: Whether all labels have been checked, so that no step needs to.
-        complete: The names of heads that have been found to have a label for each element.
-    """
-
-    x: Dataset
-    y: Nested = None
-    sample_weight: Nested = None
-    specs: Batch | None = None
-    batches: Callable[[Given], Iterator[Nested]] | None = None
-    length: int | None = None
-    first: Nested = None
-    labels_are_checked: bool = False
-    complete: frozenset[str] = frozenset()
+    x: Dataset  # the inputs as arrays, or something that yields batches
+    y: Nested = None  # the targets as arrays by head name, or None
+    sample_weight: Nested = None  # the sample weights as arrays by head name, or None
+    specs: Batch | None = None  # of a batch, with open batch size; None if nothing is known before the first batch
+    batches: Callable[[Given], Iterator[Nested]] | None = None  # one pass, shuffled if asked, if Python makes the batches
+    length: int | None = None  # their number, if it is known
+    first: Nested = None  # the first of these batches
 
     @property
     def is_arrays(self) -> bool:
@@ -82,37 +68,34 @@ class Data(NamedTuple):
     ) -> tf.data.Dataset:
         """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps."""
         if self.is_arrays:
-            return self._of_arrays(batch_size, steps, shuffle, seed)
-        if self.batches is None and isinstance(self.x, tf.data.Dataset):
-            return _without_absent(self.x)
-        if self.batches is None:
-            raise ValueError(
-                f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
-                f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
+            parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+            size = num_examples(self.x)
+            batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
+            if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(parts)):
+                examples = tf.data.Dataset.from_tensor_slices(parts)
+                return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
+            numbers = tf.data.Dataset.range(size)
+            numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
+            numbers = numbers.map(as_is(lambda chosen: tf.random.shuffle(chosen, seed))) if shuffle == "batch" else numbers
+            # Taken from whole arrays, whole batches at a time.
+            whole = tf.data.Dataset.from_tensors(parts).repeat()
+            return tf.data.Dataset.zip((numbers, whole)).map(
+                as_is(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
             )
-        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=tuple(self.specs or ()))
-        # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
-        options = tf.data.Options()
-        options.autotune.enabled = False  # it would make maps parallel, and prefetch
-        batches = batches.with_options(options)
-        return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
-
-    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Given, seed: int | None) -> tf.data.Dataset:
-        parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
-        size = num_examples(self.x)
-        batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
-        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(parts)):
-            examples = tf.data.Dataset.from_tensor_slices(parts)
-            return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
-        numbers = tf.data.Dataset.range(size)
-        numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
-        numbers = numbers.map(as_is(lambda chosen: tf.random.shuffle(chosen, seed))) if shuffle == "batch" else numbers
-        # Taken from whole arrays, whole batches at a time.
-        whole = tf.data.Dataset.from_tensors(parts).repeat()
-        batches = tf.data.Dataset.zip((numbers, whole)).map(
-            as_is(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
+        if self.batches is not None:
+            made = partial(self.batches, shuffle)
+            batches = tf.data.Dataset.from_generator(made, output_signature=tuple(self.specs or ()))
+            # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
+            options = tf.data.Options()
+            options.autotune.enabled = False  # it would make maps parallel, and prefetch
+            batches = batches.with_options(options)
+            return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
+        if isinstance(self.x, tf.data.Dataset):
+            return _without_absent(self.x)
+        raise ValueError(
+            f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
+            f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
         )
-        return batches.apply(tf.data.experimental.assert_cardinality(math.ceil(size / batch_size)))
 
     def whole(self, batch_size: int | None, steps: int | None) -> Dataset:
         """All batches once, in order, before training; None if the data cannot be read once more, or may have no end.
@@ -140,6 +123,15 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return (inputs, *(each for each in kept if each is not None))
 
     return dataset.map(present)
+
+
+def check_not_empty(x: Dataset, size: int | None) -> None:
+    """Checks that there is an example in data of a known size."""
+    if size == 0:
+        raise ValueError(
+            f"`x` must yield at least one batch. Received: x of type {type(x).__name__} without examples. Check its source: "
+            "a file, a filter or a split may be empty, and a generator that was read to its end gives no more."
+        )
 
 
 def num_examples(nest: Nested) -> int:

@@ -9,9 +9,9 @@ from functools import partial
 
 import tensorflow as tf
 
-from multihead._data.batch import batch_size, rows
+from multihead._data.batch import batch_size, rows, sample_of
 from multihead._ground.calls import as_is
-from multihead._ground.types import Dataset, Given, Nested
+from multihead._ground.types import Dataset, Nested
 
 _KEY = "window"
 
@@ -43,7 +43,7 @@ def in_windows(
     If the last window of an epoch has fewer, it is padded with empty batches. `ahead` windows are made before they are
     needed.
     """
-    empty = tf.nest.map_structure(_empty, batches.element_spec)
+    empty = sample_of(batches.element_spec, 0)
 
     @as_is
     def as_element(*window: Nested) -> dict[str, Nested]:
@@ -85,15 +85,3 @@ def _of_replicas(windows: tf.data.Dataset, context: tf.distribute.InputContext) 
         return first
 
     return windows.flat_map(parts)
-
-
-def _empty(spec: Given) -> Nested:
-    """A value of a spec without any examples."""
-    shape = [0, *(size or 0 for size in spec.shape.as_list()[1:])]
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        inner = tf.zeros([0, *shape[spec.ragged_rank + 1 :]], spec.dtype)
-        splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
-        return tf.RaggedTensor.from_nested_row_splits(inner, splits)
-    return tf.zeros(shape, spec.dtype)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers
-from multihead._ground.types import Config, Function, Given, Layer, Nested, Trainer
+from multihead._ground.types import Config, Function, Given, Layer, Nested
 from multihead._ground.validation import check_head_names, quoted
 from multihead.heads._named import NamedHead
 
@@ -32,10 +32,9 @@ def export_heads(
     generate: Step | Mapping[str, Step],
     postprocess: Step | Mapping[str, Step],
 ) -> None:
-    """Writes a built encoder and heads as a SavedModel; `encoder_specs` are the specs of the encoder's inputs.
+    """Writes a built encoder and heads as a SavedModel: see `MultiHeadTrainer.export`.
 
-    With `by_head`, a head's dict of outputs gets its name as a prefix. See `MultiHeadTrainer.export` for the other
-    arguments and the errors.
+    With `by_head`, a head's dict of outputs gets its name as a prefix.
     """
     if os.path.isfile(path):
         raise ValueError(
@@ -56,12 +55,23 @@ def export_heads(
         )
     specs = encoder_specs if preprocess is None else tf.TensorSpec([None], tf.string)
     specs = specs if inputs is None else inputs
-    named = _by_name(specs)
+    named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
+    if len(named) < len(tf.nest.flatten(specs)):
+        raise ValueError(
+            f"`inputs` must have distinct names. Received: {quoted(named)}. Give each `tf.TensorSpec` a name of its own."
+        )
+    ranks = {path: spec.shape.rank for path, spec in _by_path(encoder_specs).items()}
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         given = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
         if preprocess is not None:
-            given = _checked(call_module(preprocess, given, training=False), encoder_specs)
+            given = call_module(preprocess, given, training=False)
+            found = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
+            if found.keys() != ranks.keys() or any(each.shape.rank not in (None, ranks[k]) for k, each in found.items()):
+                raise ValueError(
+                    f"`preprocess` must return the encoder's inputs: {encoder_specs}. Received: {given}. "
+                    "Change its result; `to_tensor()` converts a ragged tensor to a dense one."
+                )
         representation = call_module(encoder, given, training=False)
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
@@ -100,16 +110,6 @@ def export_heads(
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
 
 
-def _by_name(specs: Nested) -> dict[str, tf.TensorSpec]:
-    """The specs of a nest by their names, or by their paths in it."""
-    named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
-    if len(named) < len(tf.nest.flatten(specs)):
-        raise ValueError(
-            f"`inputs` must have distinct names. Received: {quoted(named)}. Give each `tf.TensorSpec` a name of its own."
-        )
-    return named
-
-
 def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]:
     """One function or None for each head, from a function for a single head or a dict by head name."""
     if isinstance(given, Mapping):
@@ -132,18 +132,6 @@ def _by_path(nest: Nested, path: str = "") -> Config:
     else:
         return {path or "inputs": nest}
     return {name: leaf for inner, value in parts for name, leaf in _by_path(value, inner).items()}
-
-
-def _checked(given: Given, specs: Nested) -> Trainer:
-    """Checks that the result of `preprocess` has the structure and ranks that the encoder was built for."""
-    ranks = {path: spec.shape.rank for path, spec in _by_path(specs).items()}
-    tensors = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
-    if tensors.keys() != ranks.keys() or any(value.shape.rank not in (None, ranks[k]) for k, value in tensors.items()):
-        raise ValueError(
-            f"`preprocess` must return the encoder's inputs: {specs}. Received: {given}. "
-            "Change its result; `to_tensor()` converts a ragged tensor to a dense one."
-        )
-    return given
 
 
 def _tables(traced: Given, parts: Sequence[Layer]) -> list[Given]:

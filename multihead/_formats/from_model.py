@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,15 +23,13 @@ from multihead._ground.types import Config, Given, Layer, Metric, Nested, Node, 
 from multihead._ground.validation import quoted
 
 
-class Parts(NamedTuple):
-    """A model in parts: the encoder, from the inputs to the representation, which is one tensor or a dict of several."""
+def parts_of(model: Layer, representation: str | Sequence[str] | None) -> tuple[keras.Model, dict[str, tuple[Layer, Given]]]:
+    """Takes a functional model apart where its outputs' ways part, or at the layers whose outputs are the representation.
 
-    encoder: keras.Model
-    heads: dict[str, tuple[Layer, Given]]  # by output: from the representation to it, and what it reads of a dict; None: all
-
-
-def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
-    """Takes a functional model apart where its outputs' ways part, or at the layers whose outputs are the representation."""
+    Returns:
+        The encoder, from the inputs to the representation, which is one tensor or a dict of several; and by the name of an
+        output the layers from the representation to it, with what they read of a dict (None: all).
+    """
     outputs = _outputs_of(model)
     last = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
     (alone,) = last.values() if len(last) == 1 else (None,)
@@ -61,7 +58,7 @@ def parts_of(model: Layer, representation: str | Sequence[str] | None) -> Parts:
     boundary = _keys({id(tensor): tensor for tensor in leaving}.values())
     whole = list(boundary.values())[0] if len(boundary) == 1 else boundary
     encoder = keras.Model(model.input, whole, name="encoder")
-    return Parts(encoder, {name: _head(name, tensor, boundary) for name, tensor in outputs.items()})
+    return encoder, {name: _head(name, tensor, boundary) for name, tensor in outputs.items()}
 
 
 def _outputs_of(model: Layer) -> dict[str, Tensor]:
@@ -154,15 +151,6 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
                 metric = type(metric).from_config(as_before)
             by_name[getattr(metric, "name", metric)] = metric
         loss = losses[place]
-        if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):  # Keras 3 chooses one by the shapes
-            if tf.nest.flatten(model.output)[place].shape[-1] != 1:
-                raise ValueError(
-                    "`model` must be compiled with a loss that does not depend on its targets. Received: "
-                    f"loss={loss!r} for output {list(_outputs_of(model))[place]!r}. Call `model.compile` with "
-                    "'sparse_categorical_crossentropy' for class numbers, or 'categorical_crossentropy' for a column per "
-                    "class."
-                )
-            loss = "binary_crossentropy"
         found[name] = {"loss": loss, "metrics": list(by_name.values())}
         if loss is not None:
             found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
@@ -172,43 +160,34 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
 def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:
     """What `compile` was given for each output of a model, in the order of `tf.nest.flatten`; None for no output.
 
-    That is a dict by name, or by key, of an output; a list or the structure of the outputs; or one value, maybe `for_all`.
+    That is a dict by name, or by key, of an output; a list; or one value, maybe `for_all`.
     """
-    flat = tf.nest.flatten(model.output)
-    places = dict(zip(_keys(flat), range(len(flat))))
-    if not isinstance(given, Mapping) or not set(given) <= set(places):
-        places = tf.nest.pack_sequence_as(model.output, list(range(len(flat))))
-    found: list[Given] = [None] * len(flat)
-
-    def walk(places: Given, given: Given) -> None:
-        if isinstance(places, int):
-            found[places] = given
-        elif isinstance(places, Mapping) and isinstance(given, Mapping) and set(given) <= set(places):
-            for key, part in given.items():
-                walk(places[key], part)
-        elif isinstance(given, (list, tuple)) and len(given) == len(places):
-            for part, value in zip(tf.nest.flatten(places) if isinstance(places, Mapping) else places, given):
-                walk(part, value)
-        elif given is not None and for_all and not isinstance(given, (Mapping, list, tuple)):
-            for place in tf.nest.flatten(places):
-                found[place] = given
-        elif given is not None:
-            raise ValueError(
-                f"`model` must be compiled with `{argument}` for its outputs. Received: {argument}={given!r}, and the "
-                f"outputs {quoted(_outputs_of(model))}. Correct `model.compile({argument}=...)`."
-            )
-
-    walk(places, given)
-    return found
+    count = len(tf.nest.flatten(model.output))
+    if given is None:
+        return [None] * count
+    if isinstance(given, Mapping):
+        for names in (_keys(tf.nest.flatten(model.output)), _outputs_of(model)):
+            if set(given) <= set(names):
+                return [given.get(name) for name in names]
+    elif isinstance(given, (list, tuple)):
+        if len(given) == count:
+            return list(given)
+    elif for_all:
+        return [given] * count
+    raise ValueError(
+        f"`model` must be compiled with `{argument}` for its outputs. Received: {argument}={given!r}, and the outputs "
+        f"{quoted(_outputs_of(model))}. Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
+    )
 
 
 def _metrics_of(model: Layer, argument: str, given: Given) -> list[list[Metric]]:
     """The metrics of each output."""
     count = len(tf.nest.flatten(model.output))
-    is_nested = isinstance(given, (list, tuple)) and any(isinstance(each, (list, tuple, Mapping)) for each in given)
-    is_one_each = isinstance(given, (list, tuple)) and not METRICS_OF_A_LIST_ARE_FOR_ALL and len(given) == count
+    is_list = isinstance(given, (list, tuple))
+    is_nested = is_list and any(isinstance(each, (list, tuple, Mapping)) for each in given)
+    is_one_each = is_list and not METRICS_OF_A_LIST_ARE_FOR_ALL and len(given) == count
     if given is None or isinstance(given, Mapping) or is_nested or is_one_each:
-        found = _by_output(model, argument, given, for_all=False)
+        given = _by_output(model, argument, given, for_all=False)
     else:
-        found = [given] * count
-    return [list(each) if isinstance(each, (list, tuple)) else [] if each is None else [each] for each in found]
+        given = [given] * count
+    return [list(each) if isinstance(each, (list, tuple)) else [] if each is None else [each] for each in given]

@@ -30,11 +30,6 @@ class SavedTrainer(keras.Model):
         the state of the optimizer, of methods and of dropout, so that `fit` goes on where it stopped. Import `multihead`
         before, and pass classes of your own that are not registered as `custom_objects`.
 
-        Args:
-            filepath: A path that ends in `.keras`.
-            overwrite: Whether an existing file is replaced; otherwise Keras asks.
-            **kwargs: What else this version of Keras takes.
-
         Raises:
             ValueError: `filepath` does not end in `.keras`.
         """
@@ -96,11 +91,7 @@ class SavedTrainer(keras.Model):
         load_as_arrays(self.metrics)  # Keras loads these next
 
     def _not_saved_by_keras(self) -> Iterator[tuple[str, tf.Variable]]:
-        """Variables of the modules that Keras does not save, by unique names.
-
-        They are those of modules that are no Keras layers, and the seeds of layers, so that a loaded trainer draws what the
-        saved one does.
-        """
+        """By unique names, variables of modules that are no Keras layers, and the seeds of layers, to draw as before."""
         for name, module in (("encoder", self.encoder), *((f"head_{head.name}", head.module) for head in self._setup.heads)):
             if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
                 yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
@@ -176,13 +167,13 @@ class SavedTrainer(keras.Model):
                     f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
                     "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
                 )
-        check_known([self._setup.head(name) for name in names], "export")
-        encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
+        exported = [self._setup.head(name) for name in names]
+        check_known(exported, "export")
         export_heads(
             filepath,
             self.encoder,
-            [self._setup.head(name) for name in names],
-            encoder_specs,
+            exported,
+            None if self._shapes.specs is None else self._shapes.specs.inputs,
             by_head=heads is None or len(names) > 1,
             preprocess=preprocess,
             inputs=inputs,

@@ -23,12 +23,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arguments import Call
-from multihead._data.data import digest_of
+from multihead._data.data import Data, digest_of
 from multihead._ground.keras import callbacks_of, steps_at_once
 from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
-from multihead._ground.types import Callback, Config, Given, Logs, Nested, Trainer
+from multihead._ground.types import Callback, Config, Dataset, Given, Logs, Nested, Trainer
 from multihead._runs.callbacks import CallbackStates, continue_files
 from multihead._runs.checkpoint import Checkpoint
 from multihead._runs.snapshot import locked
@@ -106,12 +105,12 @@ class Run:
             restore_random_numbers(self.snapshot.description["start"]["entered"])
         self._entered = random_numbers()
 
-    def begin(self, call: Call, batches_per_step: int) -> Call:
-        """Loads the checkpoint, if there is one; returns the call with batches in the same order in each process."""
-        if call.data.specs is None:
+    def begin(self, data: Data, validation: Data | None, loop: Config) -> int:
+        """Loads the checkpoint, if there is one; returns the seed with which the data are shuffled in each process."""
+        if data.specs is None:
             raise ValueError(
                 "`Checkpoint` requires data whose shapes are known before training. "
-                f"Received: x of type {type(call.data.x).__name__}. Pass arrays, a `tf.data.Dataset` or a generator."
+                f"Received: x of type {type(data.x).__name__}. Pass arrays, a `tf.data.Dataset` or a generator."
             )
         draw_from_variables(self.trainer)
         start: Config = {
@@ -120,16 +119,16 @@ class Run:
             "random": random_numbers(),
             "entered": self._entered,
             "updates": self.trainer.num_updates,
-            "data": describe_data(call),
-            "first": None if call.data.first is None else digest_of(call.data.first),
+            "data": describe_data(data, validation, loop),
+            "first": None if data.first is None else digest_of(data.first),
         }
         if self.snapshot is not None:
-            self._check(self.snapshot.description, start, call.others["epochs"])
+            self._check(self.snapshot.description, start, loop["epochs"])
             self.checkpoint.load(self.trainer, self.snapshot)
             start = self.snapshot.description["start"]
             restore_random_numbers(start["random"])
         self.start = start
-        return call.in_fixed_order(int(self.start["seed"]), batches_per_step)
+        return int(start["seed"])
 
     def _check(self, saved: Config, present: Config, epochs: int) -> None:
         """Checks that the description of a checkpoint fits what holds of this `fit`.
@@ -166,18 +165,18 @@ class Run:
                 stacklevel=2,
             )
 
-    def with_callbacks(self, call: Call) -> Call:
-        """The call whose callbacks save the run, and are called from the place of the checkpoint on."""
-        steps, epochs, verbose = (call.others[name] for name in ("steps_per_epoch", "epochs", "verbose"))
-        if steps is None and isinstance(call.data.x, tf.data.Dataset):
-            steps = int(call.data.x.cardinality())
+    def around(self, loop: Config, x: Dataset) -> Config:
+        """The arguments of Keras's loop with callbacks that save the run and are called from the checkpoint's place on."""
+        steps, epochs, verbose = (loop[name] for name in ("steps_per_epoch", "epochs", "verbose"))
+        if steps is None and isinstance(x, tf.data.Dataset):
+            steps = int(x.cardinality())
         params = {
             "verbose": 1 if verbose == "auto" else verbose,
             "epochs": epochs,
             "steps": steps if steps is None or steps >= 0 else None,
         }
-        callbacks = RunCallbacks(self, call.others["callbacks"], **params)
-        return call.with_others(callbacks=callbacks, **({"initial_epoch": epochs} if self.is_over else {}))
+        callbacks = RunCallbacks(self, loop["callbacks"], **params)
+        return {**loop, "callbacks": callbacks, "initial_epoch": epochs if self.is_over else loop["initial_epoch"]}
 
 
 class RunCallbacks(keras.callbacks.CallbackList):

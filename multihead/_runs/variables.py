@@ -13,8 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arguments import Call
-from multihead._data.data import num_examples
+from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, seed_variables, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
@@ -164,12 +163,12 @@ def _written(variable: tf.Variable) -> np.ndarray:
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
-def describe_data(call: Call) -> dict[str, str]:
+def describe_data(x: Data, validation: Data | None, loop: Config) -> dict[str, str]:
     """What decides which batches come in which order, as text by name; a warning where a shuffle has no seed."""
-    found = {name: str(call.others[name]) for name in _OF_THE_LOOP if call.others.get(name) is not None}
-    if call.data.is_arrays or call.data.batches is not None:
-        found["shuffle"] = str(call.others.get("shuffle", True))
-    given = {"x": call.data} if call.validation is None else {"x": call.data, "validation_data": call.validation}
+    found = {name: str(loop[name]) for name in _OF_THE_LOOP if loop[name] is not None}
+    if x.is_arrays or x.batches is not None:
+        found["shuffle"] = str(loop["shuffle"])
+    given = {"x": x} if validation is None else {"x": x, "validation_data": validation}
     for argument, data in given.items():
         found[argument] = type(data.x).__name__
         if data.is_arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from multihead._ground.validation import quoted
 from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
 from multihead._update.faults import Faults
-from multihead._update.labels import Predictions, read_different_tensors, share_nothing
+from multihead._update.labels import Predictions, read_different_tensors
 from multihead._update.network import Network
-from multihead._update.representation import Measure, products, squared_norms
+from multihead._update.representation import Measure, squared_norms
 from multihead._update.spec import UpdateSpec
-from multihead._update.ways import CombinedFirst, PassPerHead, Summed, Way
+from multihead._update.ways import CombinedFirst, PassPerHead, Way
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
@@ -102,8 +103,10 @@ def build(
         faults = earlier.spec.faults
     else:
         faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
-    training = [k for k, head in enumerate(heads) if head.trains_encoder]
-    apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
+    leaves = [each.leaves for each in known]
+    pairs = list(itertools.combinations([k for k, head in enumerate(heads) if head.trains_encoder], 2))
+    if options.balance_at == "representation" or balancer is None:  # what reads no common tensor has no cosine there
+        pairs = [(i, j) for i, j in pairs if any(map(operator.and_, leaves[i], leaves[j]))]
     spec = UpdateSpec(
         network=network,
         predictions=tuple(known),
@@ -119,7 +122,7 @@ def build(
         check_labels=options.check_labels,
         periods=periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier),
         of_measured=tuple(shapes.predictions[head.name] for head in measured),
-        pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
+        pairs=tuple(pairs),
     )
     return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
 
@@ -157,13 +160,10 @@ def _way(balancer: Balancer | None, options: CompileOptions) -> Way:
     if balancer is not None and options.balance_at == "parameters":
         may_reuse = options.balance_every > 1 and not needs_norms and not depends
         return PassPerHead(balancer, measure, at_parameters=True, may_reuse=may_reuse)
-    if balancer is not None:
+    if balancer is not None or options.telemetry == "full":
         measure = inner_products
-    elif measure is None and options.telemetry == "full":
-        measure = products
     elif measure is None and (needs_norms or options.telemetry == "norms"):
         measure = squared_norms
-    if balancer is None and not depends:
-        return Summed(None, measure)
     is_single = options.micro_batches * options.gradient_accumulation_steps == 1
-    return CombinedFirst(balancer, measure) if is_single else PassPerHead(balancer, measure)
+    is_plain = balancer is None and not depends
+    return CombinedFirst(balancer, measure) if is_single or is_plain else PassPerHead(balancer, measure)

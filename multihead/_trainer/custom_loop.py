@@ -24,7 +24,7 @@ from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
 from multihead._update.evaluate import HeadGradients, gradients_by_head
 from multihead._update.faults import Broken
-from multihead._update.network import ByOwner, Network
+from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import check_known, fit_scalings_to
 from multihead._update.spec import Plan, UpdateSpec
@@ -34,30 +34,22 @@ from multihead.diagnosis._measure import diagnose
 
 
 class ComputedGradient(tuple[Gradient, Variable]):
-    """A pair of gradient and variable that remembers its update, in whichever list it is.
+    """A pair of gradient and variable that remembers its update, in whichever list it is."""
 
-    Attributes:
-        update: The update; None for a pair of another origin.
-    """
-
-    update: Update | None = None
+    update: Update | None = None  # None for a pair of another origin
 
 
 class ComputedGradients(list[tuple[Gradient, Variable]]):
     """The pairs of an update that is not applied yet, with its losses.
 
-    Args:
-        pairs: Pairs of gradient and variable.
-        update: The update; None for a list that TensorFlow made, of what a `tf.function` returns.
-        heads: The names of the heads.
+    A list that TensorFlow makes, of what a `tf.function` returns, has no `update`.
     """
 
     def __init__(
         self, pairs: Iterable[tuple[Gradient, Variable]] = (), update: Update | None = None, heads: Sequence[str] = ()
     ) -> None:
         super().__init__(pairs)
-        self._update = update
-        self._heads = heads
+        self._update, self._heads = update, heads
 
     @property
     def losses(self) -> dict[str, tf.Tensor]:
@@ -74,8 +66,7 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
     @property
     def loss(self) -> tf.Tensor:
         """The total loss of the update, a float32 scalar, with weights, regularization and `add_loss` losses."""
-        update = self._found()
-        return replicas.all_reduce_sum(update.total_loss)
+        return replicas.all_reduce_sum(self._found().total_loss)
 
     def _found(self) -> Update:
         if self._update is None:
@@ -87,10 +78,7 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
 
 
 def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
-    """The update that pairs of gradient and variable make, after `step` updates.
-
-    If pairs of `compute_gradients` among them are of one update, all are applied as that update.
-    """
+    """The update that pairs make after `step` updates: that of the pairs of `compute_gradients` among them, if it is one."""
     pairs = list(grads_and_vars)
     given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
     known = [id(tensor_variable(variable)) for variable in network.variables.all]
@@ -104,31 +92,18 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
     updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
     (update,) = updates.values() if len(updates) == 1 else (None,)
     if update is not None:  # the gradients may have been changed since
-        broken |= update.broken._replace(variables=broken.variables)
+        broken = update.broken._replace(heads=update.broken.heads | broken.heads, variables=broken.variables)
         return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
-    return Change(
-        gradients=gradients,
-        clipped=gradients,
-        step=step,
-        active=_active_by_gradients(network, gradients),
-        without_heads=True,
-        broken=broken,
-    )
-
-
-def _active_by_gradients(network: Network, gradients: ByOwner) -> tf.Tensor:
-    """`[num_heads]`: which heads gradients of unknown origin train: those with one that is not zero for an own variable.
-
-    A head counts by the variables that no other head trains, if it has any; without variables it is active.
-    """
-    active = []
-    for k, positions in enumerate(network.own):
+    active = []  # gradients of unknown origin train the heads with one that is not zero for an own variable
+    for k, positions in enumerate(network.own):  # a head counts by what no other head trains; without variables it is active
         alone = [i for i in positions if not any(i in others for j, others in enumerate(network.own) if j != k)]
         of_head = [gradients.heads[i] for i in alone or positions]
         values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in of_head if each is not None]
         found = [tf.reduce_any(tf.not_equal(tf.convert_to_tensor(each), 0)) for each in values]
         active.append(tf.reduce_any(found) if found else tf.constant(not of_head))
-    return tf.stack(active)
+    return Change(
+        gradients=gradients, clipped=gradients, step=step, active=tf.stack(active), without_heads=True, broken=broken
+    )
 
 
 class CustomLoops(TrainerState):
@@ -229,11 +204,6 @@ class CustomLoops(TrainerState):
             ValueError: The trainer is not built yet, or a variable does not belong to it.
         """
         self._assert_ready("apply_gradients")
-        if self._built is None:
-            raise ValueError(
-                "`apply_gradients` requires a built trainer. Received: a trainer that has seen no data. "
-                "Call `compute_gradients(batch)` or `fit` first."
-            )
         with self._at_step() as spec:
             update = to_apply(spec.network, grads_and_vars, self.update_count)
             return apply_update(spec, self.optimizer, clip(spec, update))

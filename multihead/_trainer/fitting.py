@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
 import keras
 import tensorflow as tf
 
-from multihead._data.arguments import Call, read_call
+from multihead._data.arguments import as_batches, for_keras, read_call
 from multihead._data.arrays import read_arrays
 from multihead._data.batch import unpack
-from multihead._data.data import Data, num_examples
-from multihead._data.windows import batches_of_update
+from multihead._data.data import Data
+from multihead._data.windows import batches_of_update, in_windows
 from multihead._ground.keras import ProgressLine, callbacks_of, steps_at_once
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.tensors import unchecked
-from multihead._ground.types import Callback, Config, Dataset, Given, Logs, Nested, Tensor, Trainer
+from multihead._ground.types import Callback, Config, Dataset, Function, Given, Logs, Nested, Tensor, Trainer
 from multihead._ground.validation import as_python
-from multihead._runs.run import Run, RunCallbacks
-from multihead._trainer.state import TrainerState, check_every_head
+from multihead._runs.run import Run
+from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
-from multihead._update.labels import read_labels
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import fit_scalings, unknown
 from multihead._update.spec import Plan
@@ -42,54 +41,47 @@ Step = Callable[[Iterator[Nested]], Logs]  # from an iterator of batches
 class FittedTrainer(TrainerState):
     """How a trainer is fitted, and what Keras calls for each step of training and evaluation."""
 
-    def _fit(self, arguments: Config, run: Run | None) -> Callback:
+    def _fit(self, arguments: Config, callbacks: Given, run: Run | None) -> Callback:
         """A call of `fit`; without a checkpoint, `run` is None."""
-        steps = self._assert_ready("fit").gradient_accumulation_steps
-        class_weight = arguments.pop("class_weight")
-        read = read_call(arguments, self._setup.all_names)
-        self._build_for(read.data)
-        checked = self._checked(read)
-        unscaled = unknown(self._setup.heads)
-        resumed = checked if run is None else run.begin(checked, steps)
-        names, spec, strategy = self._setup.all_names, self.update_spec, self.distribute_strategy
-        fit_scalings(unscaled, checked, names, spec, strategy, eagerly=self._runs_eagerly)
-        ahead = 0 if run is not None and read.data.batches is not None else 1  # what Python draws, a run draws in time
-        grouped = self._shown(resumed).in_windows(steps, self.distribute_strategy, ahead)
-        saved = grouped if run is None else run.with_callbacks(grouped)
-        return self._run(saved, class_weight, labels_are_checked=checked.data.labels_are_checked)
-
-    def _build_for(self, data: Data) -> None:
-        """Builds what training data require, as far as they are known before the first batch."""
-        size = num_examples(data.x) if data.is_arrays else data.length
-        if isinstance(data.x, tf.data.Dataset):
-            size = int(data.x.cardinality())
-        if size == 0:
-            raise ValueError(
-                f"`x` must yield at least one batch. Received: x of type {type(data.x).__name__} without examples. Check "
-                "its source: a file, a filter or a split may be empty."
-            )
-        if data.specs is not None:
-            check_every_head(data.specs.targets, self._setup.trained)
-            self._build(data.specs, data)
-
-    def _checked(self, call: Call) -> Call:
-        """The call with labels that are checked as far as they are known."""
-        data = self._with_checked_labels(call.data, shuffle=call.others["shuffle"])
-        validation = call.validation
+        size, class_weight = self._assert_ready("fit").gradient_accumulation_steps, arguments.pop("class_weight")
+        names, strategy = self._setup.all_names, self.distribute_strategy
+        data, validation, loop = read_call(arguments, names)
+        is_python, validates = data.batches is not None, validation is not None
+        self._build(data.specs, data, every_head=True)
+        data, checked = self._with_checked_labels(data, shuffle=loop["shuffle"])
         if validation is not None:
-            validation = self._with_checked_labels(validation, argument="validation_data")
-        return call._replace(data=data, validation=validation)
+            validation, _ = self._with_checked_labels(validation, argument="validation_data")
+        unscaled = unknown(self._setup.heads)
+        seed = None if run is None else run.begin(data, validation, loop)
+        fit_scalings(unscaled, data, loop["steps_per_epoch"], names, self.update_spec, strategy, eagerly=self._runs_eagerly)
+        if size > 1 or (run is not None and (data.is_arrays or data.batches is not None)):
+            reason = "`gradient_accumulation_steps`" if size > 1 else "`Checkpoint`"
+            data, loop = as_batches(data, loop, size, reason, seed)
+        if run is not None and validation is not None and validation.batches is not None:
+            validation = Data(validation.as_dataset(None, None, False, "`Checkpoint`"), specs=validation.specs)
+        if size > 1:
+            ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
+            windows, loop["steps_per_epoch"] = in_windows(data.x, size, ahead, strategy, loop["steps_per_epoch"])
+            data = data._replace(x=windows)
+        loop["callbacks"] = self._shown(callbacks, loop["verbose"], validates=validates)
+        with self._in_phase("fit", self._planned(class_weight, checked)), ExitStack() as stack:
+            self._set_idle([])  # until a run reaches its checkpoint
+            if run is not None:
+                loop = run.around(loop, data.x)
+                stack.enter_context(loop["callbacks"].running())
+            return super().fit(**for_keras(data, validation, loop))
 
-    def _with_checked_labels(self, data: Data, *, shuffle: Given = False, argument: str = "x") -> Data:
-        """The data, with arrays of labels checked at once, and other batches checked outside of what XLA compiles."""
+    def _with_checked_labels(self, data: Data, *, shuffle: Given = False, argument: str = "x") -> tuple[Data, Plan]:
+        """Checks arrays of labels at once, and other batches outside of what XLA compiles; with what steps can rely on."""
+        ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, data.specs))
         if not self._assert_ready("fit").check_labels:
-            return data
+            return data, Plan(ranks)
         predictions = self._shapes.predictions
         masked = {name for name, each in predictions.items() if each.masked}  # only a batch can tell which labels count
         complete = set(self._setup.all_names) - masked
 
-        def check(data: Dataset) -> None:
-            batch = unpack(data, self._setup.all_names)
+        def check(parts: Dataset) -> None:
+            batch = unpack(parts, self._setup.all_names)
             for name in batch.targets.keys() - masked:
                 weights, spec = batch.sample_weights.get(name), predictions[name].spec
                 if argument != "x":  # sequences may be longer there, or shorter
@@ -101,71 +93,67 @@ class FittedTrainer(TrainerState):
 
         if data.is_arrays:
             try:
-                are_checked = check_arrays(check, data.y, data.sample_weight)
+                is_checked = check_arrays(check, data.y, data.sample_weight)
             except ValueError as error:
                 if argument == "x":
                     raise
                 raise ValueError(f"In `{argument}`: {error}") from error
-            found = frozenset(complete if are_checked else ())
-            return data._replace(labels_are_checked=are_checked and not masked, complete=found)
+            return data, Plan(ranks, is_checked and not masked, frozenset(complete if is_checked else ()))
         if self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
             dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
             # What Python makes is lost if it is read and not used, and may draw random numbers.
-            return data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
-        return data
+            data = data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
+        return data, Plan(ranks)
 
     def _checked_batch(self, x: Dataset, y: Nested, sample_weight: Nested) -> Data:
         """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
         data = read_arrays(x, y, sample_weight, self._setup.all_names)
-        if not self.jit_compile:
-            return data
-        self._build(data.specs, data)
-        return self._with_checked_labels(data)
+        if self.jit_compile:
+            self._build(data.specs, data)
+            self._with_checked_labels(data)
+        return data
 
-    def _shown(self, call: Call) -> Call:
-        """The call with callbacks that report skipped updates and print progress."""
-        callbacks = call.others["callbacks"]
-        given = callbacks_of(callbacks)
-        tell_directions(given, self._setup.heads)
-        for callback in given:
-            if hasattr(callback, "check_fit"):
-                callback.check_fit(given, validates=call.validation is not None)
-        first = EpochEnd(list(given), self._steps_are_ours)  # so that a checkpoint then holds what it changes
-        first.set_model(self)  # as a `CallbackList` does not
-        given.insert(0, first)
-        is_list = isinstance(callbacks, keras.callbacks.CallbackList)
-        return self._with_progress(call.with_others(callbacks=callbacks if is_list else given))
+    def _shown(self, callbacks: Given, verbose: Given, *, validates: bool | None = None) -> Given:
+        """Callbacks with a progress line that can be read; those of `fit` also with one that reports skipped updates.
 
-    def _with_progress(self, call: Call) -> Call:
-        """The call with a progress line that can be read.
-
-        Nothing changes if nothing is printed, or if the call has a progress line or a `CallbackList` of its own.
+        A progress line, or a `CallbackList`, of the user's own stays what it is.
         """
-        callbacks = call.others["callbacks"]
         given = callbacks_of(callbacks)
-        has_own = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
-        if call.others["verbose"] == 0 or has_own or isinstance(callbacks, keras.callbacks.CallbackList):
-            return call
+        if validates is not None:
+            tell_directions(given, self._setup.heads)
+            for callback in given:
+                if hasattr(callback, "check_fit"):
+                    callback.check_fit(given, validates=validates)
+            first = EpochEnd(list(given), self._steps_are_ours)  # so that a checkpoint then holds what it changes
+            first.set_model(self)  # as a `CallbackList` does not
+            given.insert(0, first)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        if verbose == 0 or any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
+            return given
 
         def shown(logs: dict[str, Tensor]) -> dict[str, Tensor]:
             return dict(logs) if self.log_metrics is None else self.log_metrics.shown(logs)
 
-        return call.with_others(callbacks=[*given, ProgressLine(shown)])
+        return [*given, ProgressLine(shown)]
 
-    def _run(self, call: Call, class_weight: Given, *, labels_are_checked: bool) -> Callback:
-        """Runs Keras's loop."""
-        classes, idle = self._frozen(class_weight), self._may_be_idle
-        plan = Plan(labels_are_checked and class_weight is None, may_be_idle=idle, class_weight=classes)
-        if self._steps_are_ours:
-            weigh = not any(is_zero(head.weight) for head in self._setup.trained)
-            awake = self._built is None or bool(tf.reduce_all(tf.convert_to_tensor(self._built.spec.awake) > 0))
-            stay = weigh and awake and not idle and not self.jit_compile  # unless `set_weight` or `set_idle` is called
-            plan = replace(plan, complete=call.data.complete, heads_stay=stay)
-        self._set_idle([])  # until a run reaches its checkpoint
-        run = call.others["callbacks"]
-        with self._in_phase("fit", plan), run.running() if isinstance(run, RunCallbacks) else nullcontext():
-            self.train_function.take(call.data.specs)
-            return super().fit(**call.for_keras())
+    def _planned(self, class_weight: Given, checked: Plan | None = None) -> Plan:
+        """What steps can rely on; `checked` is what the data of a `fit` have shown."""
+        found = [] if class_weight is None else weigh_classes(self._setup.trained, class_weight)
+        weights = {head.name: head.label_spec.class_weight for head in found}
+        frozen = tuple((name, tuple(each.items())) for name, each in weights.items() if each is not None)
+        plan = Plan(may_be_idle=self._may_be_idle, class_weight=frozen)
+        if checked is None:
+            return plan
+        is_checked = checked.labels_are_checked and class_weight is None
+        plan = replace(plan, ranks=checked.ranks, labels_are_checked=is_checked)
+        if not self._steps_are_ours:
+            return plan
+        weigh = not any(is_zero(head.weight) for head in self._setup.trained)
+        awake = self._built is None or bool(tf.reduce_all(tf.convert_to_tensor(self._built.spec.awake) > 0))
+        # Until `set_weight` or `set_idle` is called
+        stay = weigh and awake and not self._may_be_idle and not self.jit_compile
+        return replace(plan, complete=checked.complete, heads_stay=stay)
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -192,22 +180,21 @@ class FittedTrainer(TrainerState):
         batch = self._unpack(data)
         built = self._require_built()
         spec, logs, step = built.spec, built.logs, self.update_count
-        labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         weights = head_weights_at(self._setup.trained, step)
-        logs.add_evaluated(**evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
+        logs.add_evaluated(**evaluate_batch(spec, batch, weights))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Given:
         """Makes the function that Keras calls for each step."""
         if self.train_function is None or force:
             self._assert_ready("fit")
-            self.train_function = TrainFunction(self, partial(self._made_by_keras, "train_function"))
+            self.train_function = TrainFunction(self, "train_function", super().make_train_function)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Given:
         """Makes the function that Keras calls for each step of an evaluation."""
         if self.test_function is None or force:
-            self.test_function = StepFunction(self, partial(self._made_by_keras, "test_function"))
+            self.test_function = StepFunction(self, "test_function", super().make_test_function)
         return self.test_function
 
     def _replan(self, **changes: Given) -> None:
@@ -221,7 +208,7 @@ class FittedTrainer(TrainerState):
         before, self._phase = self._phase, phase
         function = None if plan is None else self.make_train_function()
         if function is not None:
-            function.plan, plan = plan, function.plan
+            function.plan, plan, function.calls_left = plan, function.plan, 0
         try:
             yield
         finally:
@@ -229,37 +216,13 @@ class FittedTrainer(TrainerState):
             if function is not None:
                 function.plan = plan
 
-    def _frozen(self, class_weight: Given) -> tuple[tuple[str, tuple[tuple[int, float], ...]], ...]:
-        """Weights of classes by head name, checked, as a plan has them."""
-        if class_weight is None:
-            return ()
-        heads = self._setup.trained
-        weighed = [(head.name, head.label_spec.class_weight) for head in weigh_classes(heads, class_weight)]
-        return tuple((name, tuple(weights.items())) for name, weights in weighed if weights is not None)
-
-    def _made_by_keras(self, name: str, plan: Plan) -> Step:
-        """Makes the train or test function of Keras with a plan, and leaves the attribute as it was."""
-        before = getattr(self, name)
-        getattr(super(), f"make_{name}")(force=True)
-        made = getattr(self, name)
-        setattr(self, name, before)
-
-        def step(iterator: Iterator[Nested]) -> Logs:
-            before, self._plan.value = self._plan.value, plan
-            try:
-                return made(iterator)
-            finally:
-                self._plan.value = before
-
-        return step
-
     def _latest_logs(self, logs: Logs) -> Logs:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
         if self._built is None or not isinstance(logs, dict):
             return logs
         metrics, network = self._built.logs, self._built.spec.network
         if self._phase == "fit":  # where no update was counted, a `train_step` of the user's own logs by itself
-            read = metrics.training_logs() if int(metrics.batches) else {}
+            read = metrics.training_logs() if int(tf.convert_to_tensor(metrics.batches)) else {}
         else:
             step, present = self.update_count, [head for head in network.heads if f"{head.name}_loss" in logs]
             present += [each for each in network.measured if any(f"{each.name}_{name}" in logs for name in each.results())]
@@ -271,32 +234,29 @@ class FittedTrainer(TrainerState):
 
 
 class StepFunction:
-    """A step of Keras, one function for each plan, which `make` makes, not traced yet; `plan` is that of the next steps.
+    """A step of Keras: one function for each plan, made by `make`, which replaces an attribute; `plan` is that of now."""
 
-    Keras would trace it for tensors of unknown rank if it were called with data of other ranks, so these drop the functions.
-    """
+    period: int | None = None  # the number of the present period of training, where there are several
+    calls_left: float = 0  # before the number of updates must be read again
 
-    _period: int | None = None  # the number of the present period of training, where there are several
-
-    def __init__(self, trainer: Trainer, make: Callable[[Plan], Step]) -> None:
-        self._trainer, self._make = trainer, make
+    def __init__(self, trainer: Trainer, attribute: str, make: Function) -> None:
+        self._trainer, self._attribute, self._make = trainer, attribute, make
         self.plan = Plan()
         self._functions: dict[Plan, Step] = {}
-        self._ranks: str | None = None
 
     def __call__(self, iterator: Iterator[Nested]) -> Logs:
-        plan = replace(self.plan, period=self._period)
+        trainer, plan = self._trainer, replace(self.plan, period=self.period)
         if plan not in self._functions:
-            self._functions[plan] = self._make(plan)
-        with unchecked(in_functions=True):  # values of nothing are NaN
-            return self._functions[plan](iterator)
-
-    def take(self, specs: Nested) -> None:
-        """Prepares for other data: drops the functions if they were traced for another structure or other ranks."""
-        ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
-        if self._ranks not in (None, ranks):
-            self._functions.clear()
-        self._ranks = ranks
+            before = getattr(trainer, self._attribute)
+            self._make(force=True)
+            self._functions[plan] = getattr(trainer, self._attribute)
+            setattr(trainer, self._attribute, before)
+        earlier, trainer._plan.value = trainer._plan.value, plan
+        try:
+            with unchecked(in_functions=True):  # values of nothing are NaN
+                return self._functions[plan](iterator)
+        finally:
+            trainer._plan.value = earlier
 
 
 class TrainFunction(StepFunction):
@@ -304,12 +264,6 @@ class TrainFunction(StepFunction):
 
     An error of an update that is not finite says where it comes from.
     """
-
-    _calls_left: int | None = 0  # before the number of updates must be read again; None: never
-
-    def take(self, specs: Nested) -> None:
-        super().take(specs)
-        self._calls_left = 0
 
     def __call__(self, iterator: Iterator[Nested]) -> Logs:
         self._enter_period()
@@ -328,22 +282,17 @@ class TrainFunction(StepFunction):
 
     def _enter_period(self) -> None:
         """Finds the present period. To read the number of updates waits for the device, so that is done rarely."""
-        if self._calls_left is None or self._calls_left > 0:
-            self._calls_left = None if self._calls_left is None else self._calls_left - 1
-            return
+        self.calls_left -= 1
         spec = self._trainer.update_spec
-        if spec is None:
-            return  # this call builds; the next one looks again
+        if self.calls_left >= 0 or spec is None:  # a call that builds is followed by one that looks again
+            return
+        self.calls_left = math.inf
         if len(spec.periods) == 1:
-            self._calls_left = None
             return
         step = self._trainer.num_updates
-        period = spec.period_at(step)
-        following = spec.periods[period + 1 :]
-        if self._period not in (None, period):
-            self._functions.clear()  # no period comes again
-        self._period = period
-        if not following:
-            self._calls_left = None
-        elif self._trainer.options.steps_per_execution != "auto":
-            self._calls_left = -(-(following[0].start - step) // steps_at_once(self._trainer)) - 1
+        self.period = spec.period_at(step)
+        following = spec.periods[self.period + 1 :]
+        if following and self._trainer.options.steps_per_execution == "auto":
+            self.calls_left = 0
+        elif following:
+            self.calls_left = -(-(following[0].start - step) // steps_at_once(self._trainer)) - 1

@@ -7,8 +7,8 @@ does not have; there the pass is a real one, on a sample of the data, and what i
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import keras
@@ -28,32 +28,17 @@ from multihead.heads._rows_apart import check_rows_apart
 
 @dataclass(frozen=True)
 class Shapes:
-    """What data have shown; it survives `compile`.
+    """What data have shown; it survives `compile`."""
 
-    Attributes:
-        specs: The specs of a batch, with open batch size; None before any data.
-        predictions: What each built head predicts, by name.
-        num_leaves: The number of floating-point leaves of the representation.
-    """
-
-    specs: Batch | None = None
-    predictions: Mapping[str, Predictions] = field(default_factory=dict)
-    num_leaves: int = 0
-
-    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Tensor]) -> bool:
-        """Whether targets belong to a head that is not built."""
-        built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
-        return any(name not in built for name in targets)
+    specs: Batch | None = None  # of a batch, with open batch size; None before any data
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)  # what each built head predicts, by name
+    num_leaves: int = 0  # of the representation, with floating-point numbers
 
     def of_heads(self, names: Sequence[str]) -> Shapes:
         """The shapes of some heads only."""
-
-        def kept(by_head: Mapping[str, Given]) -> dict[str, Given]:
-            return {name: value for name, value in by_head.items() if name in names}
-
-        specs = self.specs
-        specs = specs if specs is None else Batch(specs.inputs, kept(specs.targets), kept(specs.sample_weights))
-        return Shapes(specs, kept(self.predictions), self.num_leaves)
+        inputs, *labels = self.specs or Batch(None, {}, {})
+        kept = [{name: each[name] for name in each if name in names} for each in (self.predictions, *labels)]
+        return Shapes(self.specs and Batch(inputs, kept[1], kept[2]), kept[0], self.num_leaves)
 
 
 def build_modules(
@@ -63,8 +48,7 @@ def build_modules(
 
     Modules that are not traced run on `sample`, some examples; None makes some of ones and zeros.
     """
-    sample = sample_of(specs) if eagerly and sample is None else sample
-    shapes, representation = trace_predictions(encoder, heads, specs, known.predictions, sample)
+    shapes, representation = trace_predictions(encoder, heads, specs, known.predictions, sample, eagerly=eagerly)
     predictions = dict(shapes.predictions)
     for module in (encoder, *(head.module for head in heads)):
         run_in_graphs(module)
@@ -82,18 +66,25 @@ def build_modules(
 
 
 def trace_predictions(
-    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, Predictions], sample: Batch | None = None
+    encoder: Layer,
+    heads: Sequence[NamedHead],
+    specs: Batch,
+    known: Mapping[str, Predictions],
+    sample: Batch | None,
+    *,
+    eagerly: bool,
 ) -> tuple[Shapes, Nested]:
     """Builds the encoder and the heads for a batch; the shapes that this shows, and the specs of the representation.
 
-    A head that reads its targets and has none in the batch is left out if it is `known` already. With `sample`, some
-    examples that fit the specs, the modules run on these; otherwise nothing is computed.
+    A head that reads its targets and has none in the batch is left out if it is `known` already.
     """
-    created: list[tf.Variable] = []  # those of layers that live no longer than a call are kept, so that they can be found
+    # Variables and their values before the call; new ones of layers that live no longer than it are kept to be found.
+    before: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def keep(create: Function, **options: object) -> tf.Variable:
-        created.append(create(**options))
-        return created[-1]
+        variable = create(**options)
+        before.append((variable, tf.identity(variable) if tf.executing_eagerly() else None))
+        return variable
 
     def forward(inputs: Nested, targets: dict[str, Tensor]) -> tuple[Shapes, Nested]:
         with tf.variable_creator_scope(keep):
@@ -133,14 +124,24 @@ def trace_predictions(
             raise result from result.__cause__
         return result
 
-    if sample is None:
+    if not eagerly:
         # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
         created_outside_of_graphs(trace)
         return trace()
+    for module in (encoder, *(head.module for head in heads)):
+        for part in all_layers(module) or [module]:
+            with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
+                before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
+    sample, failed = sample_of(specs) if sample is None else sample, False
     try:
-        with _state_kept([encoder, *(head.module for head in heads)]):
-            shapes, representation = forward(sample.inputs, sample.targets)
+        shapes, representation = forward(sample.inputs, sample.targets)
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
+        failed = True
+    finally:
+        for variable, value in before:
+            if value is not None:
+                variable.assign(value)
+    if failed:
         return trace()
     sizes, of_pairs = set[int](), {int(batch_size(sample.inputs))}  # what the specs leave open, besides the first axis
     for spec, value in zip(tf.nest.flatten(tuple(specs)), tf.nest.flatten(tuple(sample))):
@@ -154,28 +155,6 @@ def trace_predictions(
         shape = [None if i == 0 or size in is_open else size for i, size in enumerate(found.spec.shape)]
         predictions[head.name] = found._replace(spec=tf.TensorSpec(shape, found.spec.dtype))
     return replace(shapes, predictions=predictions), representation
-
-
-@contextmanager
-def _state_kept(modules: Sequence[Layer]) -> Iterator[None]:
-    """A context after which the state of modules is what it was, or what it was created as."""
-    before: list[tuple[tf.Variable, tf.Tensor]] = []
-
-    def keep(create: Callable[..., tf.Variable], **options: Given) -> tf.Variable:
-        variable = create(**options)
-        before.append((variable, tf.identity(variable)))
-        return variable
-
-    for module in modules:
-        for part in all_layers(module) or [module]:
-            with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
-                before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
-    try:
-        with tf.variable_creator_scope(keep):
-            yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 class _Reading:
@@ -224,9 +203,21 @@ def _trace_head(
     head: NamedHead, representation: DetachedRepresentation, targets: Nested, *, find_leaves: bool
 ) -> Predictions:
     """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
-    leaves = representation.leaves
+    leaves, given = representation.leaves, representation.nest
+    head.read(given)  # an unknown key is an error of its own
     with _Reading(leaves) as reading:
-        predictions = _predictions(head, representation.nest, targets)
+        try:
+            predictions = head.predict(given, targets, training=False)
+        except Exception as error:
+            if head.reads is not None or tf.is_tensor(given):
+                raise
+            first = next(iter(given)) if isinstance(given, Mapping) else 0
+            raise ValueError(
+                f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of "
+                f"it. Received: {type(head.module).__name__}, and the encoder gives {described(given)}. Pass, say, "
+                f"`reads={first!r}` to `add_head`, or `teacher_forcing=True` if it also reads targets. The module says: "
+                f"{in_short(error)}"
+            ) from error
     _check_held(f"The module of head {head.name!r}", head.module, reading.variables())
     if not isinstance(predictions, tf.Tensor):
         raise ValueError(
@@ -236,26 +227,9 @@ def _trace_head(
     if find_leaves and len(leaves) > 1 and head.trains_encoder:
         depends = reading.depend(predictions)
     else:
-        depends = [head.reads_floats(representation.nest)] * len(leaves)
+        depends = [head.reads_floats(given)] * len(leaves)
     spec = tf.TensorSpec(predictions.shape, predictions.dtype)
     return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
-
-
-def _predictions(head: NamedHead, representation: Nested, targets: Nested) -> Tensor:
-    head.read(representation)  # an unknown key is an error of its own
-    if head.reads is not None or tf.is_tensor(representation):
-        return head.predict(representation, targets, training=False)
-    try:
-        return head.predict(representation, targets, training=False)
-    except Exception as error:
-        lacks_targets = not head.teacher_forcing and callable(getattr(head.module, "generate", None))
-        first = next(iter(representation)) if isinstance(representation, Mapping) else 0
-        option = "teacher_forcing=True" if lacks_targets else f"reads={first!r}"
-        raise ValueError(
-            f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of it. "
-            f"Received: {type(head.module).__name__}, and the encoder gives {described(representation)}. "
-            f"Pass, say, `{option}` to `add_head`. The module says: {in_short(error)}"
-        ) from error
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
@@ -297,14 +271,13 @@ def read_by_loss(
         if eagerly:
             with suppress(Exception):
                 call(*sample_of((targets, predictions)))
-    modules = [encoder, *(each.module for each in heads)]
+    modules = (encoder, *(each.module for each in heads))
     owned = {key: each for module in modules for each in module_variables(module) for key in handles(each)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
     if hidden:  # variables of a frozen layer do not tell
         layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
         frozen = [each for layer in layers if layer.built and not layer.trainable for each in module_variables(layer)]
-        frozen_keys = {key for each in frozen for key in handles(each)}
-        hidden = [variable for variable in hidden if not frozen_keys >= handles(variable)]
+        hidden = [each for each in hidden if not handles(each) <= {key for own in frozen for key in handles(own)}]
     if hidden:
         names = quoted(sorted({variable_name(variable) for variable in hidden}))
         name = head.loss.name or type(head.loss.original).__name__

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import TypeVar, cast
 
 import keras
 import tensorflow as tf
@@ -24,24 +21,14 @@ from multihead._ground.optimizers import (
     optimizer_classes,
     optimizer_core,
 )
-from multihead._ground.types import Config, Given, Layer, Optimizer, Rate, Trainer
-from multihead._ground.validation import (
-    check_choice,
-    check_positive_whole,
-    did_you_mean,
-    in_short,
-    is_number,
-    nearest,
-    quoted,
-)
+from multihead._ground.types import Config, Given, Optimizer, Rate
+from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, quoted
 from multihead._update.faults import ON_NONFINITE
-from multihead.heads import Head
 from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
-Compile = TypeVar("Compile", bound=Callable[..., None])
-INSTEAD = {
+_INSTEAD = {
     "clipnorm": "clip=clipping.ByNorm({value})",
     "clipvalue": "clip=clipping.ByValue({value})",
     "global_clipnorm": "clip=clipping.ByGlobalNorm({value})",
@@ -49,75 +36,10 @@ INSTEAD = {
 }
 """What `compile` has instead of options of optimizers."""
 
-_ONE = (
-    "Pass one optimizer, which trains everything; `encoder_learning_rate_multiplier=` of `compile` and "
-    "`learning_rate_multiplier=` of `add_head` are factors of its learning rate by part."
-)
-_BY_NAME = {
-    "SGDW": "Use keras.optimizers.SGD(weight_decay=...).",
-    "LAMB": "Keras 3 has keras.optimizers.Lamb. On Keras 2, keras.optimizers.AdamW is the nearest.",
-    "LazyAdam": "Use keras.optimizers.Adam, which also updates the rows of an embedding that a batch does not contain.",
-    "RectifiedAdam": "Use keras.optimizers.Adam with a learning rate that warms up, as CosineDecay(warmup_target=...) does.",
-    "MultiOptimizer": _ONE,
-    **dict.fromkeys(
-        ("MovingAverage", "SWA", "AveragedOptimizerWrapper"),
-        "Use the wrapped optimizer's class in keras.optimizers, with use_ema=True, which averages the variables.",
-    ),
-}
-"""What to use instead of optimizers of TensorFlow Addons that Keras does not have under the same name."""
-_WRITE_IT = (
-    "Keras has no optimizer of this name. Use another one, such as keras.optimizers.AdamW, or write this one as a "
-    "subclass of keras.optimizers.Optimizer with `build` and `update_step`."
-)
+_NOT_CALLED_BY_FIT = ("compute_loss", "compute_metrics", "get_metrics_result", "call", "build", "compute_mask")
+"""The methods that `fit` and `evaluate` of Keras call, and ours do not."""
 
 BALANCE_AT = ("representation", "parameters")
-_OF_HEADS = {
-    "loss": "loss",
-    "metrics": "loss, metrics=[...]",
-    "loss_weights": "loss, weight=...",
-    "weighted_metrics": "loss, metrics=[...]",
-}
-"""The arguments of Keras's `compile` that ours does not have, with the argument of `add_head` that stands for each."""
-
-
-def explains_arguments(compile_: Compile) -> Compile:
-    """Lets `compile` say where an argument that it does not have belongs, if that is a head or the optimizer."""
-    known = inspect.signature(compile_).parameters
-    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
-
-    @wraps(compile_)
-    def explained(self: Trainer, *given: Given, **options: Given) -> None:
-        others = {**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}}
-        classes = optimizer_classes().values() if others else ()
-        of_optimizers = {name: name for each in classes for name in inspect.signature(each).parameters if name != "name"}
-        of_optimizers["lr"] = "learning_rate"
-        for name, value in others.items():
-            if name in INSTEAD:
-                raise TypeError(
-                    f"`{name}` is another argument of `compile`. Received: {name}={value!r}. Pass "
-                    f"`{INSTEAD[name].format(value=value)}`."
-                )
-            if name in of_optimizers:
-                raise TypeError(
-                    f"`{name}` belongs to the optimizer, not to `compile`. Received: {name}={value!r}. Pass "
-                    f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of "
-                    "heads are factors of the optimizer's."
-                )
-            if name in of_heads:
-                raise TypeError(
-                    f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
-                    f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
-                )
-        compile_(self, *given, **options)
-
-    return cast(Compile, explained)
-
-
-def _hint(given: Given, module: Layer, example: str) -> str:
-    """What to pass for an option that must be an instance of a class of a module."""
-    name = module.__name__.rpartition(".")[2]
-    near = nearest(given, module.__all__) if isinstance(given, str) else None
-    return f"Pass, for example, {name}.{example}." if near is None else f"Pass an instance, as in {name}.{near}(...)."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,25 +69,20 @@ class CompileOptions:
         weighting = weightings.get(self.weighting)
         balancer = balancing.get(self.balancer)
         schedule = schedules.Together() if self.head_schedule is None else self.head_schedule
-        if not isinstance(schedule, schedules.Schedule):
-            raise TypeError(
-                f"`head_schedule` must be one of multihead.schedules: {quoted(schedules.__all__)}. Received: "
-                f"head_schedule={schedule!r}. {_hint(schedule, schedules, 'Alternate({...: 1, ...: 9})')}"
-            )
-        if self.clip is not None and not isinstance(self.clip, clipping.Clipping):
-            raise TypeError(
-                f"`clip` must be one of multihead.clipping: {quoted(clipping.__all__)}. Received: clip={self.clip!r}. "
-                f"{_hint(self.clip, clipping, 'ByGlobalNorm(5.0)')} It limits the gradients of the whole model; to clip a "
-                "part of it, change the gradients between `compute_gradients` and `apply_gradients`."
-            )
+        for argument, value, kind, module, example in (
+            ("head_schedule", schedule, schedules.Schedule, schedules, "schedules.Alternate({...: 1, ...: 9})"),
+            ("clip", self.clip, clipping.Clipping, clipping, "clipping.ByGlobalNorm(5.0)"),
+        ):
+            if value is not None and not isinstance(value, kind):
+                hint = did_you_mean([value], module.__all__, f"Pass, for example, {example}.")
+                raise TypeError(f"`{argument}` must be one of {module.__name__}. Received: {argument}={value!r}. {hint}")
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         check_choice("telemetry", self.telemetry, LEVELS)
         check_choice("jit_compile", self.jit_compile, (None, True, False, "auto"))
         check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
-        if not isinstance(self.check_labels, bool):
-            raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
+        check_choice("check_labels", self.check_labels, (True, False))
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
         changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
@@ -239,13 +156,9 @@ def check_compile(
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
                 "`gradient_accumulation_steps`, which compares the rows of each batch."
             )
-    table: list[tuple[str, Given, str, bool]] = [  # an option, its default, what it needs, and whether that is there
-        ("balance_at", "representation", "`balancer`", checked.balancer is not None),
-        ("balance_every", 1, "`balancer`", checked.balancer is not None),
-    ]
-    for name, default, needed, is_there in table:
-        if (value := getattr(checked, name)) != default and not is_there:
-            text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
+    for name, default in (("balance_at", "representation"), ("balance_every", 1)):
+        if checked.balancer is None and (value := getattr(checked, name)) != default:
+            text = f"`{name}` has no effect without `balancer`. Pass it, or omit `{name}`. Received: {name}={value!r}."
             warnings.warn(text, UserWarning, stacklevel=3)
     weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
     invariant = [each for each in (checked.weighting, checked.balancer) if each is not None and each.scale_invariant]
@@ -269,73 +182,45 @@ def check_compile(
     return optimizer, checked
 
 
-def check_optimizer(optimizer: Optimizer, num_replicas: int = 1) -> Optimizer:
-    """Returns a Keras optimizer for an optimizer, its name or its configuration."""
-    received, problem = optimizer, None
+def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
+    """Returns a Keras optimizer for an optimizer, its name or its configuration, checked."""
+    optimizer, problem = None, ""
     try:
-        optimizer = get_optimizer(optimizer)
+        optimizer = get_optimizer(received)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        optimizer, problem = None, error
+        problem = f" Keras says: {in_short(error)}"
     if optimizer is None:  # as Keras 3 returns for None
+        hint = did_you_mean([received], optimizer_classes(), "Pass an instance, as in keras.optimizers.Adam(0.001).")
         raise ValueError(
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
-            f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {_remedy(received, problem)}"
-        ) from problem
+            f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {hint}{problem}"
+        )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         kind = type(getattr(optimizer, "optimizer", optimizer))  # Keras 2 wraps those of TensorFlow 1
-        names = (kind.__name__, kind.__name__.removesuffix("Optimizer"))  # as the names of TensorFlow 1 end
-        known = [name for name in names if isinstance(getattr(keras.optimizers, name, None), type)]
-        remedy = f"Use keras.optimizers.{known[0]}." if known else _BY_NAME.get(kind.__name__, _WRITE_IT)
         raise ValueError(
             "`optimizer` must be a `keras.optimizers.Optimizer`, whose state of idle heads an update can restore. Received: "
-            f"{kind.__name__} of {kind.__module__}, a legacy optimizer. {remedy}"
+            f"{kind.__name__} of {kind.__module__}, a legacy optimizer. Use its counterpart in keras.optimizers, or write a "
+            "subclass of keras.optimizers.Optimizer with `build` and `update_step`."
         )
-    attributes = vars(optimizer_core(optimizer)).values()
-    parts = tf.nest.flatten([list(each.values()) if isinstance(each, dict) else each for each in attributes])
+    core = optimizer_core(optimizer)
+    parts = tf.nest.flatten([list(each.values()) if isinstance(each, dict) else each for each in vars(core).values()])
     if any(isinstance(each, keras.optimizers.Optimizer) for each in parts):  # whose slots it does not create itself
         raise ValueError(
             "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
-            f"{type(optimizer_core(optimizer)).__name__}, which contains another one. {_ONE}"
+            f"{type(core).__name__}, which contains another one. Pass one optimizer, which trains everything; "
+            "`encoder_learning_rate_multiplier=` of `compile` and `learning_rate_multiplier=` of `add_head` are factors of "
+            "its learning rate by part."
         )
-    for option, instead in INSTEAD.items():
-        value = getattr(optimizer_core(optimizer), option, None)
+    for option, instead in _INSTEAD.items():
+        value = getattr(core, option, None)
         if value:
             raise ValueError(
                 f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after "
                 f"the sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
                 f"`{instead.format(value=value)}` to `compile`."
             )
-    _check_methods(optimizer, num_replicas)
-    return optimizer
-
-
-def _remedy(received: Given, problem: Exception | None) -> str:
-    """What to pass instead of what is no optimizer."""
-    if isinstance(received, type) or (callable(received) and not isinstance(received, keras.layers.Layer)):
-        if isinstance(received, keras.optimizers.schedules.LearningRateSchedule):
-            return "Pass it to an optimizer, as in keras.optimizers.Adam(schedule)."
-        return f"Pass what it returns, as in {getattr(received, '__name__', 'make')}()."
-    if is_number(received):
-        return f"Pass it to an optimizer, as in keras.optimizers.Adam({received!r})."
-    if isinstance(received, Mapping) and "class_name" in received:
-        if nearest(received["class_name"], optimizer_classes()) == str(received["class_name"]).lower():
-            return f"Correct its 'config'. Keras says: {in_short(problem) if problem else ''}"
-        otherwise = "Register its class with Keras, or pass an instance."
-        return did_you_mean([received["class_name"]], optimizer_classes(), otherwise)
-    if isinstance(received, (list, tuple, Mapping)):
-        parts = received.values() if isinstance(received, Mapping) else received
-        if any(isinstance(part, keras.optimizers.Optimizer) for part in parts):
-            return _ONE
-        return "Pass an instance, or a dict with 'class_name' and 'config', as `keras.optimizers.serialize` returns it."
-    return did_you_mean([received], optimizer_classes(), "Pass one of these.")
-
-
-def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
-    """Checks that an optimizer overrides only methods that an update calls."""
-    core = optimizer_core(optimizer)
     not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
-    of_keras = keras.optimizers.Optimizer
-    found = [name for name in not_called if getattr(type(core), name, None) is not getattr(of_keras, name, None)]
+    found = overridden(type(core), not_called, keras.optimizers.Optimizer)
     # Methods of the instance would apply to a copy of it, on several replicas.
     found += [name for name in (*not_called, *(() if num_replicas == 1 else APPLYING)) if name in vars(core)]
     if found:
@@ -348,4 +233,20 @@ def _check_methods(optimizer: Optimizer, num_replicas: int) -> None:
         raise ValueError(
             "`optimizer` must be Keras's own LossScaleOptimizer if it scales losses: updates use its scale, not its methods."
             f" Received: {type(optimizer).__name__}, a subclass. Override methods of the optimizer inside of it instead."
+        )
+    return optimizer
+
+
+def overridden(kind: type, methods: Sequence[str], base: type) -> list[str]:
+    """Those of some methods that a class does not have from a base class."""
+    return [name for name in methods if getattr(kind, name, None) is not getattr(base, name, None)]
+
+
+def check_trainer(kind: type, base: type) -> None:
+    """Checks that a subclass of the trainer overrides only methods that are called."""
+    for name in overridden(kind, _NOT_CALLED_BY_FIT, base):
+        raise ValueError(
+            f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do not "
+            f"call it. Received: {kind.__name__}, which overrides it. Instead, pass losses and metrics of your own to "
+            "`add_head`, change the encoder or a head's module, or override `train_step`, `test_step` or `predict_step`."
         )

@@ -14,7 +14,7 @@ from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, tensor_variable
 from multihead._ground.layers import replace_layers, unlock
-from multihead._ground.types import Config, Dataset, Given, Metric, Nested, Tensor, Variable
+from multihead._ground.types import Config, Dataset, Given, Metric, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Setup, build
 from multihead._trainer.modules import Shapes, build_modules
@@ -22,21 +22,12 @@ from multihead._trainer.options import CompileOptions
 from multihead._update.spec import Plan, UpdateSpec
 from multihead.balancing import Balancer
 from multihead.heads import Head
+from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead
 from multihead.heads._value import is_zero
 from multihead.schedules import Schedule
 from multihead.telemetry._logs import LogMetrics
 from multihead.weighting import Weighting
-
-_INSTEAD_OF_METHODS = {
-    "compute_loss": "pass a loss of your own to `add_head`",
-    "compute_metrics": "pass metrics of your own to `add_head`",
-    "get_metrics_result": "change the logs in `train_step` and `test_step`",
-    "call": "change predictions in the encoder, in a head's module or in `predict_step`",
-    "build": "build layers in the encoder or in a head's module",
-    "compute_mask": "compute masks in the encoder or in a head's module",
-}
-"""The methods that `fit` and `evaluate` of Keras call, and ours do not, with what to do instead."""
 
 
 class HeadWeights(keras.layers.Layer):
@@ -45,27 +36,19 @@ class HeadWeights(keras.layers.Layer):
     def __init__(self, values: Mapping[str, Given]) -> None:
         super().__init__(name="head_weights", dtype="float32", trainable=False)
         initial = {name: keras.initializers.Constant(value) for name, value in values.items()}
-        self._by_name = {name: add_state(self, f"of_{name}", (), value) for name, value in initial.items()}
+        self.by_head = {name: add_state(self, f"of_{name}", (), value) for name, value in initial.items()}
         self.built = True
-
-    def variable(self, name: str) -> Variable:
-        """The variable of a head."""
-        return self._by_name[name]
 
     def save_own_variables(self, store: dict[str, Tensor]) -> None:
         """Called by Keras to save the weights."""
-        for name, variable in self._by_name.items():
+        for name, variable in self.by_head.items():
             store[name] = tf.convert_to_tensor(variable).numpy()
 
     def load_own_variables(self, store: dict[str, Tensor]) -> None:
         """Called by Keras to load the weights of the heads that were saved."""
-        for name, variable in self._by_name.items():
+        for name, variable in self.by_head.items():
             if name in store:
                 variable.assign(store[name][()])
-
-    def get_config(self) -> Config:
-        """Not used: the trainer creates this layer from the heads."""
-        return {"values": {}}
 
 
 class TrainerState(KerasHooks, keras.Model):
@@ -155,6 +138,7 @@ class TrainerState(KerasHooks, keras.Model):
 
     def _set_heads(self, heads: tuple[NamedHead, ...]) -> None:
         """Replaces the heads; Keras then saves their modules, scalings and weights, and no longer those of earlier ones."""
+        check_apart([(each.name, each.metric_specs) for each in heads])
         before, after = _parts(self._setup.heads), _parts(heads)
         changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
         replace_layers(self, **{name: after.get(name) for name in changed})
@@ -162,7 +146,7 @@ class TrainerState(KerasHooks, keras.Model):
         with self.distribute_strategy.scope():
             replace_layers(self, head_weights=HeadWeights({head.name: head.weight for head in with_number}))
         for head in with_number:
-            head.weight_variable = self.head_weights.variable(head.name)
+            head.weight_variable = self.head_weights.by_head[head.name]
         self._shapes = self._shapes.of_heads([head.name for head in heads])
         self._forget()
         self._setup = Setup(heads)
@@ -174,14 +158,6 @@ class TrainerState(KerasHooks, keras.Model):
         self.updates_before.assign(self.update_count)
         self._setup, self._built = Setup(self._setup.heads), None
         self._idle = ()
-
-    def _check_methods(self, base: type) -> None:
-        """Checks that a subclass of the trainer overrides only methods that are called."""
-        for name in [each for each in _INSTEAD_OF_METHODS if getattr(type(self), each) is not getattr(base, each)]:
-            raise ValueError(
-                f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do "
-                f"not call it. Received: {type(self).__name__}, which overrides it. Instead, {_INSTEAD_OF_METHODS[name]}."
-            )
 
     def _refuse_in_fit(self, method: str) -> None:
         if self._phase is not None:
@@ -221,18 +197,28 @@ class TrainerState(KerasHooks, keras.Model):
         """Whether modules are never traced, so that their Python may depend on values."""
         return bool(self.run_eagerly) or tf.config.functions_run_eagerly()
 
-    def _build(self, specs: Batch | None = None, examples: Data | Batch | None = None) -> None:
+    def _build(self, specs: Batch | None = None, examples: Data | Batch | None = None, *, every_head: bool = False) -> None:
         """Creates the variables that batches need and that do not exist yet: of modules, metrics, methods, the optimizer.
 
         Where sizes differ from those so far, they are open afterwards, if the modules can take them. `specs` are those of a
         batch, with open batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
-        makes some of ones and zeros.
+        makes some of ones and zeros. With `every_head`, a head that is trained must have targets.
         """
-        known = self._shapes.specs
+        heads, predicted, known = self._setup.heads, self._shapes.predictions, self._shapes.specs
+        trained = self._setup.trained if every_head and specs is not None else ()
         specs = known if specs is None else specs
         if specs is None:
             return
-        is_new = self._built is None or known is None or self._shapes.lack(self._setup.heads, specs.targets)
+        absent = [head.name for head in trained if head.name not in specs.targets and not is_zero(head.weight)]
+        if absent:
+            raise ValueError(
+                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+                f"never be trained. Received: targets for {quoted(specs.targets)}; the heads are "
+                f"{quoted(self._setup.names)}. Correct the key, or add targets that are `ignore_label` or NaN where the "
+                "label is missing; with a weight of 0, a head needs none."
+            )
+        found = {head.name for head in heads if head.metrics is not None and head.name in predicted}
+        is_new = self._built is None or known is None or not specs.targets.keys() <= found
         wider = specs if is_new or known is None else widened(known, specs)
         if not is_new and wider == known:
             return
@@ -271,10 +257,8 @@ class TrainerState(KerasHooks, keras.Model):
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, self._setup.all_names))
         check_rows(batch)
-        if every_head:
-            check_every_head(batch.targets, self._setup.trained)
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
-        replicas.once(lambda: self._build(open_batch_size(batch), sample))
+        replicas.once(lambda: self._build(open_batch_size(batch), sample, every_head=every_head))
         return batch
 
 
@@ -282,16 +266,3 @@ def _parts(heads: tuple[NamedHead, ...]) -> Config:
     """The modules and scalings of heads by the attributes under which Keras saves them."""
     modules = {HEAD + head.name: head.module for head in heads if isinstance(head.module, (keras.layers.Layer, tf.Module))}
     return {**modules, **{SCALING + head.name: head.scaling for head in heads if head.scaling is not None}}
-
-
-def check_every_head(targets: Mapping[str, Tensor], heads: Sequence[NamedHead]) -> None:
-    """Checks that there are targets for every head that is trained."""
-    absent = [head.name for head in heads if head.name not in targets and not is_zero(head.weight)]
-    if absent:
-        head_names = [head.name for head in heads]
-        raise ValueError(
-            f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
-            f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(head_names)}. "
-            "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing; with a weight of "
-            "0, a head needs none."
-        )

@@ -11,20 +11,14 @@ import tensorflow as tf
 
 from multihead._ground.calls import as_is
 from multihead._ground.keras import tensor_variable
-from multihead._ground.optimizers import (
-    apply_reduced_gradients,
-    has_loss_scaling,
-    loss_scale,
-    record_finite,
-)
-from multihead._ground.replicas import assign, local
+from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
+from multihead._ground.replicas import all_reduce_sum, assign, local
 from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
-from multihead._ground.types import Gradient, Nested, Optimizer, Tensor
+from multihead._ground.types import Given, Gradient, Nested, Optimizer, Tensor
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
 from multihead._update.spec import UpdateSpec
-from multihead._update.update import Change, RollBack, Update
-from multihead.clipping import keeps_finite
+from multihead._update.update import Change, Update
 from multihead.rates import values_at
 
 AnyChange = TypeVar("AnyChange", bound=Change)
@@ -40,11 +34,10 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
 
 
 def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
-    """Applies a clipped update once, or skips it completely if a loss or gradient is not finite, or there is none.
+    """Applies a clipped update, or skips it if a loss or gradient is not finite, or there is none; whether it was applied.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
-    gradient is zero. What was not finite is remembered, with `batch`, the position in the epoch of the update's first batch.
-    Returns whether the update was applied, a boolean scalar.
+    gradient is zero. `batch` is the position in the epoch of the update's first batch.
     """
     network, gradients = spec.network, update.clipped.all
     places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
@@ -52,15 +45,14 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         places = [i for i in range(len(gradients)) if i not in network.frozen]
     variables = [network.variables.all[i] for i in places]
-    trains_any = update.trains_any if places else tf.constant(False)
+    is_active = tf.constant(True) if update.without_heads else tf.reduce_any(update.active)
+    trains_any = is_active if places else tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
     # have the dtype of their variables, although balancing half precision, for one, gives float32.
     unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
     present = [each if each.dtype == dtype else map_values(partial(tf.cast, dtype=dtype), each) for each, dtype in unique]
-    # What `update.broken` has not looked at: clipped by a user's own class, in another dtype, or summed.
+    # What `update.broken` has not looked at: clipped, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
-    if keeps_finite(spec.clip):
-        known |= {id(gradient) for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)}
     finite = all_of([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
     applies = finite & trains_any
     adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
@@ -81,7 +73,8 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
             record_finite(optimizer, True)
 
         def skip() -> None:
-            update.roll_back.restore_all(strategy, saved)
+            for variable, value in zip(update.roll_back.variables, saved):
+                assign(strategy, variable, value)
             if places and has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
             spec.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
@@ -101,12 +94,6 @@ _FEW = 2**16
 """The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
-def _may_stay(spec: UpdateSpec, never_idle: Sequence[bool]) -> list[tuple[list[int], list[tf.Variable]]]:
-    """The variables that an update may have to restore, by the heads that own them: none of these trains at every step."""
-    always = {k for k, never in enumerate(never_idle) if never}
-    return [(owners, own) for owners, own in spec.groups if len(owners) < len(never_idle) and not always & set(owners)]
-
-
 def _apply_to_active(
     strategy: tf.distribute.Strategy,
     spec: UpdateSpec,
@@ -118,7 +105,9 @@ def _apply_to_active(
     step: tf.Tensor,
 ) -> None:
     """Applies the gradients of the variables at some places, and restores the variables whose heads are all idle."""
-    groups = _may_stay(spec, never_idle)
+    # Those that may have to be restored: none of their heads trains at every step.
+    always = {k for k, never in enumerate(never_idle) if never}
+    groups = [(heads, own) for heads, own in spec.groups if len(heads) < len(never_idle) and not always & set(heads)]
     stay = [variable for _, group in groups for variable in group]
     # To copy few variables costs less than a condition; XLA, whose branches must be alike, does without one, too.
     sizes = [variable.shape.num_elements() for variable in stay]
@@ -130,17 +119,14 @@ def _apply_to_active(
             return action()
         return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
 
-    before = unless_all_train(lambda: RollBack(stay).values, [variable.dtype for variable in stay])
+    before = unless_all_train(lambda: [variable.value() for variable in stay], [variable.dtype for variable in stay])
     with tf.control_dependencies(before):
-        if all(factor == 1 for factor in (*spec.rates.steps, *spec.rates.decays)):
-            apply_reduced_gradients(strategy, optimizer, gradients, [spec.network.variables.all[i] for i in places])
-        else:
-            _apply_scaled(strategy, spec, optimizer, gradients, places, step)
+        _apply_scaled(strategy, spec, optimizer, gradients, places, step)
 
     def restore() -> list[tf.Tensor]:
         old_values = iter(before)
-        for owners, group in groups:
-            is_trained = tf.reduce_any([active[k] for k in owners]) if len(owners) > 1 else active[owners[0]]
+        for heads, group in groups:
+            is_trained = tf.reduce_any([active[k] for k in heads]) if len(heads) > 1 else active[heads[0]]
             for variable in group:
                 assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
         return []
@@ -157,7 +143,7 @@ def _apply_scaled(
     places: Sequence[int],
     step: tf.Tensor,
 ) -> None:
-    """Applies the optimizer, and then moves each variable to `v_old + factor * (v_opt - v_old)`.
+    """Applies the optimizer, and then moves each variable with a factor other than 1 to `v_old + factor * (v_opt - v_old)`.
 
     A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
     returns 0, the variable and its slots do not change.
@@ -180,10 +166,9 @@ def _apply_scaled(
             assign(strategy, tensors[i], new)
 
     has_own_decay = any(not isinstance(factor, float) or factor != 1 for factor in decays)
+    options: Given = {"decays": decays if has_own_decay else None, "move": move if scaled else None}
     with tf.control_dependencies([*before.values(), *(value for values in kept.values() for value in values)]):
-        apply_reduced_gradients(
-            strategy, optimizer, gradients, variables, decays=decays if has_own_decay else None, move=move
-        )
+        apply_reduced_gradients(strategy, optimizer, gradients, variables, **options)
     for i, values in kept.items():
         for slot, old in zip(slots[i], values):
             assign(strategy, slot, where(tf.equal(steps[i], 0), old, slot.read_value()))
@@ -193,7 +178,8 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     """Calls `observe` of the weighting, the balancer and the schedule."""
     weights, after = update.losses.given, None
     if "losses_after" in spec.uses:
-        after = weights.times_means(weights.mean_losses(loss_sums_after(spec, update, applied)))
+        means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after(spec, update, applied)), weights.counts)
+        after = where(weights.active, weights.of_heads * means, 0.0)
     seen = Observation(
         step=update.step,
         active=weights.meeting,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -13,9 +12,9 @@ from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import computed_if, inner_products, where
 from multihead._ground.types import Gradient, Nested, Tensor, Variable
-from multihead._update.labels import Labels, count_labels, measure, rows_for, runs, with_counts
-from multihead._update.micro_batches import MicroBatch, accumulate
-from multihead._update.network import Network, loss_of_call, loss_of_weights, sum_of
+from multihead._update.labels import Labels, count_labels, measure, rows_for, runs
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, copied
+from multihead._update.network import loss_of_call, loss_of_weights, sum_of
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import Rows, call_encoder, cosines_of, times
 from multihead._update.spec import UpdateSpec
@@ -23,21 +22,15 @@ from multihead._update.update import RollBack, Update
 from multihead._update.ways import CombinedFirst, PassPerHead
 
 
-def evaluate_batch(
-    network: Network,
-    inputs: Nested,
-    labels: Sequence[Labels | None],
-    weights: tf.Tensor,
-    measured: Sequence[Labels | None] = (),
-) -> dict[str, Tensor]:
+def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[str, Tensor]:
     """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads' own, `[num_heads]`.
 
     Returns this replica's unweighted loss sums and their counts, `[num_heads]`; the losses that are `added` by the encoder
     and the heads that would be trained, or None; and the number of `examples`, float32.
     """
-    representation = call_encoder(network.encoder, inputs, training=False)
+    network, (labels, measured) = spec.network, spec.labels(batch)
+    representation = call_encoder(network.encoder, batch.inputs, training=False)
     measure(network.measured, representation, measured)
-    labels = with_counts(network, inputs, labels)
     counts = count_labels(labels)
     active = (counts > 0) & (weights > 0)
     sums, added = list[tf.Tensor](), [loss_of_call(network.encoder)]
@@ -62,39 +55,34 @@ def evaluate_batch(
         if of_module is not None:
             added.append(where(active[k], of_module, 0.0))
     added.append(loss_of_weights(network, active))
-    examples = tf.cast(batch_size(inputs), tf.float32)
+    examples = tf.cast(batch_size(batch.inputs), tf.float32)
     return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added), "examples": examples}
 
 
 def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` loss sums of an update's examples on this replica, after the update was applied.
+    """`[num_heads]` loss sums of an update's examples on this replica after it, in training mode; no state changes."""
+    network, before = spec.network, RollBack(spec.network.state)
 
-    The modules run in training mode, as for the losses before the update, and their state is restored afterwards.
-    """
-    network, active = spec.network, update.active
-    before = RollBack(network.state)
+    def loss_sum(k: int, labels: Labels | None, representation: Nested) -> tf.Tensor:
+        if labels is None:
+            return tf.constant(0.0)
+        head = network.heads[k]
+
+        def computed() -> list[tf.Tensor]:
+            read, given = rows_for(head, representation, labels)
+            predictions = head.predict(read, given.targets, training=True, step=update.step)
+            return [head.loss_sum(given.targets, predictions, given.weights)]
+
+        return computed_if(runs(head, update.active[k], labels), computed, [tf.constant([], tf.int32)])[0]
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
         with in_inference_mode(network.frozen_layers):
             representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
-        sums = []
-        for k, labels in enumerate(micro_batch.labels):
-
-            def loss_sum(k: int = k, labels: Nested = labels) -> list[tf.Tensor]:
-                head = network.heads[k]
-                read, labels = rows_for(head, representation, labels)
-                with in_inference_mode(network.frozen_layers):
-                    predictions = head.predict(read, labels.targets, training=True, step=update.step)
-                return [head.loss_sum(labels.targets, predictions, labels.weights)]
-
-            scalar = [tf.constant([], tf.int32)]
-            condition = active[k] if labels is None else runs(network.heads[k], active[k], labels)
-            sums.append(tf.constant(0.0) if labels is None else computed_if(condition, loss_sum, scalar)[0])
-        return tf.stack(sums)
+            return tf.stack([loss_sum(k, labels, representation) for k, labels in enumerate(micro_batch.labels)])
 
     with tf.control_dependencies([applied, *before.values]):
-        again = update.micro_batches.copied()
-        sums = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
+        batches = [copied(batch) for batch in update.micro_batches.batches]
+        sums = accumulate(loss_sums, MicroBatches(batches, update.micro_batches.number), tf.constant([len(network.heads)]))
     with tf.control_dependencies([sums]):
         before.restore()
     return sums

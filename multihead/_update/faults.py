@@ -48,9 +48,7 @@ class Broken(NamedTuple):
         `at_representation` is above 0 where a gradient there is not finite, other than those whose `norms` are given.
         """
         losses, at_representation = replicas.on_any_replica([~tf.math.is_finite(loss_sums), at_representation > 0])
-        found = [losses, at_representation, self.heads]
-        if norms is not None:
-            found.append(~tf.math.is_finite(norms))
+        found = [losses, at_representation, self.heads, *([] if norms is None else [~tf.math.is_finite(norms)])]
         return self._replace(heads=active & reduce(tf.logical_or, found), losses=active & losses)
 
     @property
@@ -58,20 +56,13 @@ class Broken(NamedTuple):
         """Whether there is anything, a boolean scalar."""
         return tf.reduce_any(tf.concat([self.heads, self.variables], axis=0))
 
-    def __or__(self, other: Broken) -> Broken:
-        return Broken(*map(tf.logical_or, self, other))
-
-
-Data = Sequence[Sequence[tf.Tensor]]
-"""The floating-point tensors of an update's inputs, and those of its labels; see `Change.data`."""
-
 
 class Faults:
     """Counts updates that are skipped because they are not finite, remembers the last one, and stops training.
 
     With loss scaling, a gradient that is not finite while its loss is finite means that the scale is too large: the
     optimizer lowers it, and the update does not count as a fault until the scale is 1. Training stops at `limit` updates
-    skipped in a row, if it is not None; `mode` is one of `ON_NONFINITE`, and `window` the number of batches of an update.
+    skipped in a row, if it is not None; `window` is the number of batches of an update.
     """
 
     def __init__(self, network: Network, mode: str, limit: int | None, window: int) -> None:
@@ -79,30 +70,24 @@ class Faults:
         self._limit = 1 if mode == "raise" else limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
-        # The numbers are of the last fault: how many updates in a row were skipped up to it; the number of updates before
-        # it; the position in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they
-        # stay as they are until it has. The flags say for each head, and then for each variable, whether it was not finite.
-        # Of the epoch, they are of all other updates, and the numbers are of those skipped, and of those for loss scaling.
+        # Of the last fault: how many updates in a row were skipped up to it; the number of updates before it; the position
+        # in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they stay as they are.
+        # The flags say for each head, and then for each variable, whether it was not finite; those of the epoch, in any
+        # fault. The numbers of the epoch are of updates skipped, and of those among them for loss scaling.
         flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
         self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)
         self.numbers_of_epoch, self.flags_of_epoch = map(first_replica_variable, (tf.zeros([2], tf.int64), flags))
+        self.state = [self.numbers, self.flags, self.numbers_of_epoch, self.flags_of_epoch]
 
     def fits(self, network: Network) -> bool:
         """Whether this was made for the same heads and variables."""
         names = [variable_name(variable) for variable in network.variables.all]
         return self._variables == names and self._heads == [head.name for head in network.heads]
 
-    @property
-    def state(self) -> list[tf.Variable]:
-        """All variables."""
-        return [self.numbers, self.flags, self.numbers_of_epoch, self.flags_of_epoch]
-
     def reset_epoch(self) -> None:
         """Forgets the counts of an epoch."""
         for variable in (self.numbers_of_epoch, self.flags_of_epoch):
             variable.assign(tf.zeros(variable.shape, variable.dtype))
-
-    # ------------------------------------------------------------------------------------------- within a step
 
     def skipped(
         self,
@@ -111,19 +96,15 @@ class Faults:
         trains_any: tf.Tensor,
         step: tf.Tensor,
         loss_scale: tf.Tensor | None,
-        data: Data = ((), ()),
-        batch: tf.Tensor | None = None,
+        data: Sequence[Sequence[tf.Tensor]],
+        batch: tf.Tensor | None,
     ) -> None:
         """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
-        `trains_any` is whether there was anything to train, `loss_scale` None unless the optimizer adapts it, and `batch`
-        the position in the epoch of the first batch, if it is known.
+        `trains_any` is whether there was anything to train, `loss_scale` None unless the optimizer adapts it, `data` as in
+        `Change`, and `batch` the position in the epoch of the first batch, if it is known.
         """
-        fault, overflows = trains_any, None
-        if loss_scale is not None:
-            has_losses = tf.reduce_any(broken.losses)
-            fault &= has_losses | (loss_scale <= 1)
-            overflows = trains_any & ~has_losses & (loss_scale > 2)
+        fault = trains_any if loss_scale is None else trains_any & (tf.reduce_any(broken.losses) | (loss_scale <= 1))
         numbers, flags = self.numbers.read_value(), tf.concat([broken.heads, broken.variables], axis=0)
         in_a_row, last_step, *_ = tf.unstack(numbers)
         # No update was applied since a fault after as many updates, so that both are in a row.
@@ -136,26 +117,16 @@ class Faults:
         new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])
         assign(strategy, self.numbers, where(is_new, new, numbers))
         assign(strategy, self.flags, where(is_new, flags, self.flags.read_value()))
-        counted = [1, 0] if overflows is None else [1, tf.cast(overflows, tf.int64)]
+        counted = [1, 0] if loss_scale is None else [1, tf.cast(trains_any & ~fault, tf.int64)]
         assign(strategy, self.numbers_of_epoch, self.numbers_of_epoch.read_value() + counted)
-        others = flags if overflows is None else flags & ~overflows
-        assign(strategy, self.flags_of_epoch, self.flags_of_epoch.read_value() | others)
+        assign(strategy, self.flags_of_epoch, self.flags_of_epoch.read_value() | (flags & fault))
         if tf.executing_eagerly():
             self.stop()
         elif self._limit is not None:
-            stop_unless(~(fault & (run >= self._limit)), lambda: self._in_numbers(step, run, found, broken))
-
-    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[str | tf.Tensor]:
-        """The message in a graph, where only numbers can be filled in: XLA has no strings."""
-        parts: list[str | tf.Tensor] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
-        legend = f" ({INPUTS}: the inputs are not finite, {LABELS}: the labels or sample weights)"
-        parts += [" updates; data: ", data, legend]
-        for name, flag in zip(self._heads, tf.unstack(tf.cast(broken.heads, tf.int32))):
-            parts += [f", head {name!r}: ", flag]
-        first = tf.argmax(tf.cast(broken.variables, tf.int32), output_type=tf.int64)
-        return [*parts, " (1: not finite); first of the trainer's variables: number ", first, "; skipped in a row: ", run]
-
-    # ------------------------------------------------------------------------------------------- as text
+            parts = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
+            parts += [" updates; skipped in a row: ", run, ". Compute it eagerly, outside of a graph, to see where."]
+            with tf.control_dependencies([self.numbers.read_value(), self.flags.read_value()]):  # for `stop`
+                stop_unless(~(fault & (run >= self._limit)), lambda: parts)
 
     def stop(self) -> None:
         """Raises a `ValueError` if an update has said that training must stop."""
@@ -163,64 +134,48 @@ class Faults:
         if self._limit is None or run < self._limit:
             return
         self.numbers.assign([0, *numbers[1:]])  # another `fit` may follow
-        (cause, remedy), where = self.cause(), f"{self._names(_now(self.flags))}, {self.when()}"
+        cause, place, remedy = self.described()
         if self._mode == "raise":
             raise ValueError(
                 f"{cause} `on_nonfinite='raise'` requires finite losses and gradients. "
-                f"Received: a value that is not finite, {where}. That update was not applied. {remedy}"
+                f"Received: a value that is not finite, {place}. That update was not applied. {remedy}"
             )
         raise ValueError(
             f"{cause} `max_skipped_updates={self._limit}` ends training after as many updates in a row that were skipped "
-            f"because a loss or gradient was not finite. Received: {run} such updates, the last one {where}. {remedy}"
+            f"because a loss or gradient was not finite. Received: {run} such updates, the last one {place}. {remedy}"
         )
 
-    def counted(self) -> tuple[int, int, str | None]:
-        """The epoch so far: how many updates were skipped, and how many more for loss scaling; and from which heads.
+    def counted(self) -> tuple[int, int, bool]:
+        """In the epoch so far: how many updates were skipped, how many more for loss scaling, and if any was not finite."""
+        skipped, overflows = _now(self.numbers_of_epoch)
+        return skipped - overflows, overflows, any(_now(self.flags_of_epoch))
 
-        The last is None if no update was skipped because it was not finite.
-        """
-        (skipped, overflows), flags = _now(self.numbers_of_epoch), _now(self.flags_of_epoch)
-        return skipped - overflows, overflows, self._names(flags) if any(flags) else None
-
-    def cause(self) -> tuple[str, str]:
-        """The most likely cause of the last fault, and what to do about it."""
-        data, heads = _now(self.numbers)[3], [name for name, flag in zip(self._heads, _now(self.flags)) if flag]
+    def described(self) -> tuple[str, str, str]:
+        """Of the last fault: the most likely cause, where it showed, and what to do."""
+        (_, step, batch, data), flags = _now(self.numbers), _now(self.flags)
+        heads = [name for name, flag in zip(self._heads, flags) if flag]
+        names = [name for name, flag in zip(self._variables, flags[len(self._heads) :]) if flag]
+        place = f"from head {quoted(heads)}" if heads else "from the combined gradient"
+        if data != INPUTS:  # which spoil all gradients
+            more = f" and {len(names) - 4} others" if len(names) > 4 else ""
+            place += f", in the gradients of {quoted(names[:4])}{more}" if names else ", in the loss"
+        place += f", at update {step + 1}"
+        if batch >= 0:
+            batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {batch + self._window - 1}"
+            place += f", {batches} of the epoch (counted from 0)"
         if data == INPUTS:
-            return "The inputs must be finite, and some are not.", "Replace NaN and infinity there, or omit these examples."
+            cause = "The inputs must be finite, and some are not."
+            return cause, place, "Replace NaN and infinity there, or omit these examples."
         if data == LABELS:
-            return (
-                f"The labels and sample weights must be valid, and some of head {quoted(heads)} are not.",
-                "Correct them; `compile(check_labels=True)`, without `jit_compile`, says which.",
-            )
+            cause = f"The labels and sample weights must be valid, and some of head {quoted(heads)} are not."
+            return cause, place, "Correct them; `compile(check_labels=True)`, without `jit_compile`, says which."
         weights = self._weights_not_finite()
         if weights:
-            return (
-                f"The weights must be finite, and some are not: {quoted(weights[:4])}.",
-                "Load finite weights; if training has spoilt them, lower the learning rate too.",
-            )
-        what = "The encoder, the modules and the losses must give finite values and gradients, and one of them does not."
-        if heads and len(heads) < len(self._heads):
-            what = (
-                f"The module and the loss of head {quoted(heads)} must give finite values and gradients, and one does not."
-            )
+            cause = f"The weights must be finite, and some are not: {quoted(weights[:4])}."
+            return cause, place, "Load finite weights; if training has spoilt them, lower the learning rate too."
+        cause = "The encoder, the modules and the losses must give finite values and gradients, and one of them does not."
         remedy = "Look there for logarithms, roots and divisions at 0; lower the learning rate, or clip gradients (`clip=`)."
-        return what, remedy
-
-    def when(self) -> str:
-        """The update and the batch of the last fault."""
-        _, step, batch, _ = _now(self.numbers)
-        batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {batch + self._window - 1}"
-        return f"at update {step + 1}" + (f", {batches} of the epoch (counted from 0)" if batch >= 0 else "")
-
-    def _names(self, flags: Sequence[bool]) -> str:
-        """The heads that are marked and, unless the inputs spoil all of them, the variables, as text."""
-        of_heads = [name for name, flag in zip(self._heads, flags) if flag]
-        found = f"from head {quoted(of_heads)}" if of_heads else "from the combined gradient"
-        if _now(self.numbers)[3] == INPUTS:
-            return found
-        names = [name for name, flag in zip(self._variables, flags[len(self._heads) :]) if flag]
-        more = f" and {len(names) - 4} others" if len(names) > 4 else ""
-        return f"{found}, in " + (f"the gradients of {quoted(names[:4])}{more}" if names else "the loss")
+        return cause, place, remedy
 
     def _weights_not_finite(self) -> list[str]:
         """The names of the weights that are not finite now; a skipped update has not changed them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from multihead._ground import replicas
 from multihead._ground.calls import keras_mask, with_keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
-from multihead._ground.types import Nested, Tensor, Variable
+from multihead._ground.types import Function, Nested, Tensor, Variable
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._labels import labelled_rows
@@ -30,15 +31,10 @@ class Predictions(NamedTuple):
     read_by_loss: tuple[Variable, ...] = ()
 
 
-def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
-    """The positions of pairs of heads that read no common floating leaf of the representation."""
-    pairs = itertools.combinations(range(len(predictions)), 2)
-    return [(i, j) for i, j in pairs if not any(a and b for a, b in zip(predictions[i].leaves, predictions[j].leaves))]
-
-
 def read_different_tensors(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
-    """These pairs, without heads that read no floating leaf at all."""
-    return [(i, j) for i, j in share_nothing(predictions) if any(predictions[i].leaves) and any(predictions[j].leaves)]
+    """The positions of pairs of heads that read floating leaves of the representation, and none in common."""
+    read = [(k, each.leaves) for k, each in enumerate(predictions) if any(each.leaves)]
+    return [(i, j) for (i, a), (j, b) in itertools.combinations(read, 2) if not any(map(operator.and_, a, b))]
 
 
 class Labels(NamedTuple):
@@ -56,24 +52,6 @@ class Labels(NamedTuple):
         return self.targets if self.unscaled is None else self.unscaled
 
 
-def fully_labelled(
-    network: Network, predictions: Sequence[Predictions], batch: Batch, complete: Collection[str]
-) -> list[bool]:
-    """For each head, whether each element of a batch has a label that counts, which its structure and dtypes tell."""
-    found = []
-    for head, of_head in zip(network.heads, predictions):
-        name, spec = head.name, head.label_spec
-        weighs = name in batch.sample_weights or spec.class_weight is not None or head.loss.has_count
-        if name not in batch.targets or of_head.masked or weighs:
-            found.append(False)
-            continue
-        targets = batch.targets[name]
-        has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
-        can_lack = targets.dtype.is_floating or bool(spec.ignore_labels)
-        found.append(has_elements and (name in complete or not can_lack))
-    return found
-
-
 def read_labels(
     network: Network, predictions: Sequence[Predictions], batch: Batch, *, check: bool = True, complete: Collection[str] = ()
 ) -> list[Labels | None]:
@@ -81,7 +59,13 @@ def read_labels(
 
     `check` is as in `Head.mask_missing`; no target of a head in `complete` marks a missing label.
     """
-    masks = _prediction_masks(network, predictions, batch)
+
+    def mask_of(k: int, head: NamedHead, representation: Nested) -> tf.Tensor | None:
+        targets = head.like_scaled(batch.targets[head.name])
+        return keras_mask(head.predict(representation, targets, training=False))
+
+    masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
+    masks = _in_inference(network, batch.inputs, masked, mask_of)
     labels: list[Labels | None] = []
     for head, of_head, mask in zip(network.heads, predictions, masks):
         if head.name not in batch.targets:
@@ -97,49 +81,38 @@ def read_labels(
     return labels
 
 
-def _prediction_masks(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[tf.Tensor | None]:
-    """The Keras masks of the predictions, so that elements can be counted before the heads run.
-
-    Only the masks are used, so a graph computes nothing else of these calls. What they do to the modules' state is undone,
-    so that a layer that counts its calls, or carries a state from batch to batch, advances once per batch.
-    """
-    masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
-    if not any(masked):
-        return [None] * len(network.heads)
-    with state_kept(network.modules):
-        representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
-        return [
-            keras_mask(head.predict(representation, head.like_scaled(batch.targets[head.name]), training=False))
-            if is_masked
-            else None
-            for head, is_masked in zip(network.heads, masked)
-        ]
-
-
 def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None]) -> list[Labels | None]:
     """Labels, with the counts of losses that return a sum and a count.
 
-    A count is a function of the targets, so a graph computes nothing else of these calls, unless the predictions' shape is
-    unknown without them; their state is undone, as in `_prediction_masks`.
+    A count is a function of the targets, so a graph computes no predictions for it, unless their shape is unknown.
     """
-    if not any(head.loss.has_count and each is not None for head, each in zip(network.heads, labels)):
-        return list(labels)
+
+    def counted(k: int, head: NamedHead, representation: Nested) -> Nested:
+        def count() -> list[tf.Tensor]:
+            read, given = rows_for(head, representation, of_head)
+            return [head.count(given.targets, head.predict(read, given.targets, training=False), given.weights)]
+
+        of_head: Nested = labels[k]
+        total = computed_if(tf.reduce_any(of_head.weights > 0), count, [tf.zeros([0], tf.int32)])[0]
+        return of_head._replace(counts=total * tf.one_hot(0, tf.shape(of_head.weights)[0]))
+
+    have_count = [head.loss.has_count and each is not None for head, each in zip(network.heads, labels)]
+    found = _in_inference(network, inputs, have_count, counted)
+    return [before if after is None else after for before, after in zip(labels, found)]
+
+
+def _in_inference(network: Network, inputs: Nested, chosen: Sequence[bool], compute: Function) -> list[Nested]:
+    """For each chosen head, `compute` of its position, itself and the representation, in inference mode; None for others.
+
+    The state of the modules is restored, so that a layer that counts its calls, or carries a state from batch to batch,
+    advances once per batch.
+    """
+    if not any(chosen):
+        return [None] * len(chosen)
     with state_kept(network.modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, inputs, training=False)).nest
-
-        def counted(head: NamedHead, labels: Labels | None) -> Labels | None:
-            if labels is None or not head.loss.has_count:
-                return labels
-
-            def count() -> list[tf.Tensor]:
-                read, given = rows_for(head, representation, labels)
-                return [head.count(given.targets, head.predict(read, given.targets, training=False), given.weights)]
-
-            is_any = tf.reduce_any(labels.weights > 0)
-            total = computed_if(is_any, count, [tf.zeros([0], tf.int32)])[0]
-            return labels._replace(counts=total * tf.one_hot(0, tf.shape(labels.weights)[0]))
-
-        return [counted(head, each) for head, each in zip(network.heads, labels)]
+        heads = enumerate(network.heads)
+        return [compute(k, head, representation) if is_chosen else None for (k, head), is_chosen in zip(heads, chosen)]
 
 
 def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[Nested, Labels]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, owner_names, state_variables
+from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, state_variables
 from multihead._ground.tensors import where
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead.heads._named import NamedHead
@@ -102,11 +102,6 @@ class Network:
         return [self.encoder, *(head.module for head in self.heads)]
 
     @property
-    def adds_losses(self) -> bool:
-        """Whether a layer adds losses: to its latest call, or for its weights."""
-        return any(losses_of_call(module) or losses_of_weights(module) for module in self.modules)
-
-    @property
     def encoder_tensors(self) -> list[tf.Variable]:
         """The TensorFlow variables of the encoder."""
         return [tensor_variable(variable) for variable in self.variables.encoder]
@@ -126,10 +121,10 @@ class Network:
 
     @property
     def frozen_layers(self) -> list[Layer]:
-        """The layers that would change variables of their own that are frozen: batch normalization, for example.
+        """The layers that would change variables of their own that are frozen, as batch normalization does.
 
-        These are layers of which nothing is trained because they, or the whole module, are frozen, and those that assign a
-        new value to a variable that is not trained, as spectral normalization does.
+        These have nothing to train because they, or the whole module, are frozen, or assign to a variable that is frozen, as
+        spectral normalization does.
         """
         keys = [id(tensor_variable(variable)) for variable in self.variables.all]
         trained = {key for i, key in enumerate(keys) if i not in self.frozen}
@@ -155,14 +150,6 @@ class Network:
         of_heads = [[k for k in everyone if i in self.own[k]] for i in range(len(self.variables.heads))]
         return [*(everyone for _ in self.variables.encoder), *of_heads, *self.learned_by]
 
-    @property
-    def layers(self) -> dict[str, list[int]]:
-        """The encoder's layers that have trainable variables: the positions of these among those of the encoder, by name."""
-        found: dict[str, list[int]] = {}
-        for i, owner in enumerate(owner_names(self.encoder, self.variables.encoder)):
-            found.setdefault(owner, []).append(i)
-        return found
-
 
 def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
     """The sum of some losses, float32; None for none."""
@@ -183,14 +170,13 @@ def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
         for key, each in losses_of_weights(head.module).items():
             found[key] = each
             owners.setdefault(key, []).append(k)
-
-    def counted(key: int, name: str, loss: Function) -> tf.Tensor | None:
+    values = []
+    for key, (name, loss) in found.items():
         value = _scalar(name, loss())
-        if value is None or key in of_encoder:
-            return value
-        return where(tf.reduce_any(tf.gather(active, owners[key])), value, 0.0)
-
-    return sum_of([counted(key, *each) for key, each in found.items()])
+        if value is not None and key not in of_encoder:
+            value = where(tf.reduce_any(tf.gather(active, owners[key])), value, 0.0)
+        values.append(value)
+    return sum_of(values)
 
 
 def gradients_of_weights(network: Network, active: tf.Tensor) -> tuple[tf.Tensor | None, ByOwner]:

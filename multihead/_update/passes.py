@@ -1,14 +1,12 @@
 """Forward and backward passes of one micro-batch: through the encoder, through the heads, and back.
 
-The results are sums over the micro-batch's elements, already divided by the counts of the whole update, so that
-micro-batches add up.
+The results are sums over elements, already divided by the counts of the whole update, so that micro-batches add up.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -40,6 +38,27 @@ HeadLosses = tuple[LossGradients, LossGradients]
 """The loss of a head, times its factor, and the losses that its module has added."""
 
 
+class Sums(NamedTuple):
+    """The sums of micro-batches that do not depend on how the heads are combined."""
+
+    losses: tf.Tensor  # `[num_heads]` loss sums, not divided by counts
+    added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's factor; None without any
+    own: list[list[Gradient]]  # for each head, the gradients of its loss with respect to its own variables
+    added_own: list[list[Gradient]]  # the same of the losses that its module has added
+    # `[num_heads]`: in how many micro-batches a gradient at the representation, unless it is measured there, or of a shared
+    # variable is not finite
+    broken: tf.Tensor
+
+    def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
+        """The gradients of `network.variables.heads` over all replicas, with loss-dependent factors, or None."""
+        totals: list[Gradient] = [None] * len(network.variables.heads)
+        for k, positions in enumerate(network.own):
+            for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
+                of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
+                totals[i] = added(totals[i], added(of_loss, of_added))
+        return list(replicas.all_reduce_sum(totals))
+
+
 class HeadsPass:
     """The forward pass of a micro-batch, and the backward passes of the heads down to the representation."""
 
@@ -54,21 +73,23 @@ class HeadsPass:
         self._representation = DetachedRepresentation(representation)
         measure(network.measured, self._representation.nest, micro_batch.measured)
         self._factors = tf.unstack(weights.per_element)
-        self.heads: list[HeadLosses | None] = []  # None for a head without targets in the micro-batch
-        for k, labels in enumerate(micro_batch.labels):
-            if labels is not None and weights.conditional[k]:
-                self.heads.append(self._head_if(runs(network.heads[k], weights.active[k], labels), k, labels))
-            else:
-                self.heads.append(None if labels is None else self._head(k, labels))
-        nothing: list[Gradient] = [None] * len(self._representation.leaves)
-        self.at_representation: Rows = [nothing if head is None else head[0].representation for head in self.heads]
-        self._of_added = total([nothing, *(head[1].representation for head in self.heads if head is not None)])
+        self._heads = [self._of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]
+        self.at_representation: Rows = [of_loss.representation for of_loss, _ in self._heads]
 
-    @property
-    def added_loss(self) -> tf.Tensor | None:
-        """The losses that all calls have added, times the micro-batch's factor, float32; None without any."""
-        of_encoder = None if self._added_loss is None else self._added_loss * self._fraction()
-        return sum_of([of_encoder, *(head[1].value for head in self.heads if head is not None)])
+    def sums(self, *, is_measured: bool) -> Sums:
+        """The sums; if the micro-batch `is_measured`, norms show gradients at the representation that are not finite."""
+        broken, of_encoder = [], None if self._added_loss is None else self._added_loss * self._fraction()
+        for of_loss, of_added in self._heads:
+            found = [*of_added.representation, *of_loss.shared, *of_added.shared]
+            found += [] if is_measured else of_loss.representation
+            broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
+        return Sums(
+            losses=tf.stack([of_loss.value for of_loss, _ in self._heads]),
+            added_loss=sum_of([of_encoder, *(of_added.value for _, of_added in self._heads)]),
+            own=[of_loss.own for of_loss, _ in self._heads],
+            added_own=[of_added.own for _, of_added in self._heads],
+            broken=tf.cast(tf.stack(broken), tf.float32),
+        )
 
     def _fraction(self) -> tf.Tensor:
         """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
@@ -86,7 +107,24 @@ class HeadsPass:
         found = found if scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
         return dict(zip(map(id, sources), found))
 
-    # ------------------------------------------------------------------------------------------- the heads
+    def _of_head(self, k: int, labels: Labels | None) -> HeadLosses:
+        """The pass of head `k`: zeros and None without targets; under a condition if the head may be idle."""
+        network, leaves = self.network, self._representation.leaves
+        if labels is None:
+            own, shared = ([None] * len(of[k]) for of in (network.own, network.shared))
+            of_loss = LossGradients(tf.constant(0.0), [None] * len(leaves), own, shared)
+            return of_loss, of_loss._replace(value=None)
+        if not self._weights.conditional[k]:
+            return self._head(k, labels)
+        shapes = ([tf.shape(each) for each in of] for of in (leaves, network.own_tensors(k), network.shared_tensors(k)))
+        scalar = tf.zeros([0], tf.int32)
+        of_loss = LossGradients(scalar, *shapes)
+        # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
+        both = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
+        condition = runs(network.heads[k], self._weights.active[k], labels)
+        found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(both))
+        of_loss, of_added = tf.nest.pack_sequence_as(both, found)
+        return of_loss, of_added
 
     def _head(self, k: int, labels: Labels) -> HeadLosses:
         """Forward and backward pass of head `k`, down to the representation; also updates its metrics."""
@@ -118,43 +156,24 @@ class HeadsPass:
             fraction = where(factor > 0, self._fraction(), 0.0)
             of_added = gradients(added_loss * fraction, added_loss, fraction)
         head.update_metrics(labels.in_units, predictions, labels.weights, read)
-        if head.reads_floats(representation.nest) and not shared and _is_nothing(of_loss.representation):
-            _refuse_or_warn(head.name, trains_own=not _is_nothing(of_loss.own))
+        reaches_encoder = any(each is not None for each in (*of_loss.representation, *shared))
+        if head.reads_floats(representation.nest) and not reaches_encoder:
+            _refuse_or_warn(head.name, trains_own=any(each is not None for each in of_loss.own))
         return of_loss, of_added
 
-    def _head_if(self, condition: tf.Tensor, k: int, labels: Labels) -> HeadLosses:
-        """`_head` if a condition holds; otherwise nothing is computed, and all sums are zero."""
-        scalar = tf.zeros([0], tf.int32)
-        of_loss = LossGradients(
-            value=scalar,
-            representation=[tf.shape(leaf) for leaf in self._representation.leaves],
-            own=[tf.shape(tensor) for tensor in self.network.own_tensors(k)],
-            shared=[tf.shape(tensor) for tensor in self.network.shared_tensors(k)],
-        )
-        # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
-        shapes = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
-        found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(shapes))
-        of_loss, of_added = tf.nest.pack_sequence_as(shapes, found)
-        return of_loss, of_added
-
-    # ------------------------------------------------------------------------------------------- the encoder
-
-    def backward(self, of_losses: Sequence[tf.Tensor | None], factors: tf.Tensor | None) -> list[Gradient]:
+    def backward(self, of_losses: list[Gradient] | None = None, factors: tf.Tensor | None = None) -> list[Gradient]:
         """One gradient per encoder variable, in one backward pass: of all added losses and the heads' combined losses.
 
         `of_losses` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
-        are those of the heads' losses in it.
+        are those of the heads' losses in it. Without both, only the added losses count.
         """
-        found = self._through_encoder([added(a, b) for a, b in zip(of_losses, self._of_added)], with_added=True)
+        of_added = [of_added.representation for _, of_added in self._heads]
+        found = self._through_encoder(total(of_added if of_losses is None else [of_losses, *of_added]), with_added=True)
         for k, i, of_loss, of_added in self._shared():
             if factors is not None:
                 found[i] = added(found[i], scaled(of_loss, factors[k]))
             found[i] = added(found[i], of_added)
         return found
-
-    def of_added(self) -> list[Gradient]:
-        """One gradient per encoder variable: of all added losses."""
-        return self.backward([None] * len(self._of_added), None)
 
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
@@ -162,12 +181,6 @@ class HeadsPass:
         for k, i, of_loss, _ in self._shared():
             rows[k][i] = added(rows[k][i], of_loss)
         return rows
-
-    def by_head_if(self, condition: tf.Tensor) -> list[list[Gradient]]:
-        """`by_head` if the condition holds, zeros otherwise."""
-        shapes = [tf.shape(tensor) for tensor in self.network.encoder_tensors]
-        found = iter(computed_if(condition, lambda: list(chain(*self.by_head())), shapes * len(self.heads)))
-        return [[next(found) for _ in shapes] for _ in self.heads]
 
     def _through_encoder(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
         """The encoder's backward pass: one gradient per encoder variable."""
@@ -180,14 +193,9 @@ class HeadsPass:
 
     def _shared(self) -> Iterator[tuple[int, int, Gradient, Gradient]]:
         """The encoder's variables that a head's module also contains: head, position, gradients of its loss and of added."""
-        for k, head in enumerate(self.heads):
-            if head is not None:
-                for i, of_loss, of_added in zip(self.network.shared[k], head[0].shared, head[1].shared):
-                    yield k, i, of_loss, of_added
-
-
-def _is_nothing(gradients: Sequence[Gradient]) -> bool:
-    return all(gradient is None for gradient in gradients)
+        for k, (of_loss, of_added) in enumerate(self._heads):
+            for i, *gradients in zip(self.network.shared[k], of_loss.shared, of_added.shared):
+                yield k, i, *gradients
 
 
 def _refuse_or_warn(name: str, *, trains_own: bool) -> None:
@@ -198,60 +206,11 @@ def _refuse_or_warn(name: str, *, trains_own: bool) -> None:
             "to the encoder's floating-point outputs and to the module's own variables. Leave out operations that have no "
             "gradient, such as `argmax`; a head that is not to train the encoder has `trains_encoder=False`."
         )
-    warnings.warn(
-        f"The encoder learns nothing from head {name!r}, whose loss has no gradient with respect to its outputs: "
-        "only the head's own variables are trained. If that is meant, pass `trains_encoder=False` to `add_head`; "
-        "otherwise make the module read them without `stop_gradient` and operations that have no gradient.",
-        UserWarning,
-        stacklevel=2,
+    text = (
+        f"The encoder learns nothing from head {name!r}, whose loss has no gradient with respect to its outputs. Pass "
+        "`trains_encoder=False` to `add_head`, or leave out `stop_gradient` and operations that have no gradient."
     )
-
-
-class Sums(NamedTuple):
-    """The sums of micro-batches that do not depend on how the heads are combined."""
-
-    losses: tf.Tensor  # `[num_heads]` loss sums, not divided by counts
-    added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's factor; None without any
-    own: list[list[Gradient]]  # for each head, the gradients of its loss with respect to its own variables
-    # For each head, the gradients of the losses added by its module with respect to its own variables
-    added_own: list[list[Gradient]]
-    # `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of a shared
-    # variable, is not finite
-    broken: tf.Tensor
-
-    @classmethod
-    def of(cls, passed: HeadsPass, *, is_measured: bool) -> Sums:
-        """Those of one micro-batch; if it `is_measured`, norms show gradients at the representation that are not finite."""
-        broken = []
-        for head in passed.heads:
-            found = [] if head is None else [*head[1].representation, *head[0].shared, *head[1].shared]
-            found += [] if head is None or is_measured else head[0].representation
-            broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
-        nothing: list[list[Gradient]] = [[None] * len(positions) for positions in passed.network.own]
-        return cls(
-            losses=tf.stack([tf.constant(0.0) if head is None else head[0].value for head in passed.heads]),
-            added_loss=passed.added_loss,
-            own=[none if head is None else head[0].own for none, head in zip(nothing, passed.heads)],
-            added_own=[none if head is None else head[1].own for none, head in zip(nothing, passed.heads)],
-            broken=tf.cast(tf.stack(broken), tf.float32),
-        )
-
-    @classmethod
-    def shapes(cls, network: Network) -> Sums:
-        """The dense shapes of the sums."""
-        vector = tf.constant([len(network.heads)])
-        own = [shapes_of(network.own_tensors(k)) for k in range(len(network.heads))]
-        added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._head_if`
-        return cls(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
-
-    def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
-        """The gradients of `network.variables.heads` over all replicas, with loss-dependent factors, or None."""
-        totals: list[Gradient] = [None] * len(network.variables.heads)
-        for k, positions in enumerate(network.own):
-            for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
-                of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
-                totals[i] = added(totals[i], added(of_loss, of_added))
-        return list(replicas.all_reduce_sum(totals))
+    warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def shapes_of(tensors: Sequence[Tensor]) -> list[tf.Tensor]:

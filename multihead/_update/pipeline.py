@@ -8,11 +8,13 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch
 from multihead._ground import replicas
+from multihead._ground.calls import graph_function
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Nested
 from multihead._ground.validation import stop_unless
 from multihead._update.faults import Broken
-from multihead._update.labels import count_over_replicas, fully_labelled
-from multihead._update.micro_batches import MicroBatch, MicroBatches, each, plus
+from multihead._update.labels import count_over_replicas
+from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import RollBack, Update
@@ -20,14 +22,12 @@ from multihead._update.weights import LossWeights, head_weights_at, meeting_of
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
-    """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None.
-
-    Everything nonlinear happens once, after all micro-batches and replicas.
-    """
+    """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None."""
     network, roll_back = spec.network, RollBack(spec.state)
 
     # 1. Labels: which elements count, over all batches and replicas.
-    labels = each(spec.labels, batches)
+    read = spec.labels if len(batches) == 1 or tf.executing_eagerly() else graph_function(spec.labels)
+    labels = [read(batch) for batch in batches]
     local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels])
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
@@ -49,7 +49,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
 
     # 5. What the weighting learns.
-    norms = seen = combined.norms
+    norms = None if combined.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(combined.gramian)), tf.float32)
+    seen = norms
     if combined.is_measured is not None:
         with unchecked():
             seen = where(combined.is_measured, norms, float("nan"))
@@ -68,6 +69,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         norms=seen,
         losses=losses,
         micro_batches=micro_batches,
+        data=(_floats([batch.inputs for batch in parts]), _floats([batch.labels for batch in parts])),
         rates=spec.rates,
         roll_back=roll_back,
     )
@@ -85,12 +87,23 @@ def _active(spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: 
 
 
 def _never_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> tuple[bool, ...]:
-    """For each head, whether it trains in every update, unless none does, so that its state need not be restored."""
-    heads = spec.network.heads
-    if not spec.plan.heads_stay or not spec.schedule.always_all:
-        return (False,) * len(heads)
-    labelled = zip(*(fully_labelled(spec.network, spec.predictions, batch, spec.plan.complete) for batch in batches))
-    return tuple(all(of_head) and not head.has_weight_function for head, of_head in zip(heads, labelled))
+    """For each head, whether it trains in every update, unless none does, so that its state need not be restored.
+
+    Each element then has a label that counts, as the structure and the dtypes of the batches tell.
+    """
+    found = [spec.plan.heads_stay and spec.schedule.always_all] * len(spec.network.heads)
+    for k, (head, predictions) in enumerate(zip(spec.network.heads, spec.predictions)):
+        name, label = head.name, head.label_spec
+        weighs = head.has_weight_function or head.loss.has_count or label.class_weight is not None
+        found[k] = found[k] and not predictions.masked and not weighs
+        for batch in batches:
+            found[k] = found[k] and name in batch.targets and name not in batch.sample_weights
+            if found[k]:
+                targets = batch.targets[name]
+                has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
+                can_lack = targets.dtype.is_floating or bool(label.ignore_labels)
+                found[k] = has_elements and (name in spec.plan.complete or not can_lack)
+    return tuple(found)
 
 
 def _checked(active: tf.Tensor, never_idle: Sequence[bool]) -> tf.Tensor:
@@ -114,3 +127,8 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
     heads = zip(spec.network.heads, spec.network.stateful)
     in_doubt = [head.loss.has_count or head.loss.takes_labelled_rows for head in spec.network.heads]
     return [by_schedule or head.name in weighted or stateful or own for (head, stateful), own in zip(heads, in_doubt)]
+
+
+def _floats(nest: Nested) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(nest, expand_composites=True)
+    return [leaf for leaf in leaves if leaf is not None and leaf.dtype.is_floating]

@@ -1,18 +1,17 @@
 """The representation as the heads read it, and the heads' gradients there.
 
-Heads run on a representation that is detached from the encoder and watched by their own tapes. The representation gradients
-are therefore known before the encoder's backward pass, and one such pass is enough for any number of heads.
+Heads run on a representation that is detached from the encoder, under their own tapes. Its gradients are therefore known
+before the encoder's backward pass, and one such pass is enough for any number of heads.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
-from multihead._ground.tensors import added, half_square, inner_products, scaled, unchecked, where, wide
+from multihead._ground.tensors import added, half_square, scaled, unchecked, where
 from multihead._ground.types import Gradient, Layer, Nested
 from multihead._ground.validation import described, in_short
 
@@ -28,21 +27,15 @@ def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
     try:
         return call_module(encoder, inputs, training=training)
     except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
-        remedy = "Correct the inputs, or the encoder."
-        if any(leaf.shape.rank is None for leaf in tf.nest.flatten(inputs) if hasattr(leaf, "shape")):
-            remedy = "Set the shape in the data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature`."
         raise ValueError(
             f"`encoder` must take the inputs of the data. Received: {type(encoder).__name__}, and inputs "
-            f"{described(inputs)}. {remedy} The encoder says: {in_short(error)}"
+            f"{described(inputs)}. Correct the inputs, or the encoder; of a data set, set shapes that are unknown, by "
+            f"`tf.ensure_shape` or `output_signature`. The encoder says: {in_short(error)}"
         ) from error
 
 
 class DetachedRepresentation:
-    """The encoder's output, a nest of tensors, with its floating-point leaves detached from the encoder.
-
-    Raises:
-        ValueError: There is no floating-point leaf.
-    """
+    """The encoder's output, a nest of tensors, with its floating-point leaves detached from the encoder."""
 
     def __init__(self, representation: Nested) -> None:
         flat = tf.nest.flatten(representation)
@@ -81,23 +74,6 @@ def squared_norms(rows: Rows) -> tf.Tensor:
     zero = tf.zeros([], tf.float64)
     halves = [tf.add_n([half_square(g) for g in row if g is not None] or [zero]) for row in rows]
     return tf.linalg.diag(2.0 * tf.stack(halves))
-
-
-def products(rows: Rows) -> tf.Tensor:
-    """The inner products from sums in the gradients' precision, at least float32: exact enough for cosines, and cheaper.
-
-    Where a sum could have left the range of float32, or a head has no gradient, they are those of `inner_products`.
-    """
-    num_heads, zero = len(rows), tf.zeros([], tf.float64)
-    found = {}
-    for i, j in itertools.combinations_with_replacement(range(num_heads), 2):
-        leaves = [(a, b) for a, b in zip(rows[i], rows[j]) if a is not None and b is not None]
-        both = [tf.cast(tf.reduce_sum(wide(a) * wide(b)), tf.float64) for a, b in leaves]
-        found[i, j] = found[j, i] = tf.add_n([zero, *both])
-    matrix = tf.stack([tf.stack([found[i, j] for j in range(num_heads)]) for i in range(num_heads)])
-    squares = tf.linalg.diag_part(matrix)
-    is_exact = tf.reduce_all((squares > 1e-25) & (squares < 1e30))
-    return tf.cond(is_exact, lambda: matrix, lambda: inner_products(rows))
 
 
 def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:

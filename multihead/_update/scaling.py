@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arguments import Call
 from multihead._data.batch import Batch, as_tensors, unpack
-from multihead._data.data import num_examples
+from multihead._data.data import Data, num_examples
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
 from multihead._ground.replicas import has_several_workers
@@ -71,7 +70,8 @@ def check_known(heads: Sequence[NamedHead], method: str) -> None:
 
 def fit_scalings(
     heads: Sequence[NamedHead],
-    call: Call,
+    data: Data,
+    steps: int | None,
     names: Sequence[str],
     spec: UpdateSpec | None,
     strategy: tf.distribute.Strategy,
@@ -85,7 +85,7 @@ def fit_scalings(
     """
     if not heads:
         return
-    data, steps, batches = call.data, call.others.get("steps_per_epoch"), None
+    batches = None
     if spec is not None:
         masked = any(each.masked for each, head in zip(spec.predictions, spec.network.heads) if head in heads)
         if data.is_arrays and not masked:  # no mask of the predictions says which labels count, so that no inputs are needed

@@ -26,6 +26,7 @@ from multihead.weighting import Weighting
 class Plan:
     """What a step can rely on, all of it known before the step is traced. Another plan is another step."""
 
+    ranks: str = ""  # of the data, for which Keras's function would otherwise be traced again without any
     labels_are_checked: bool = False  # whether all labels were checked before the first update
     complete: frozenset[str] = frozenset()  # the names of heads none of whose targets mark a missing label
     heads_stay: bool = False  # whether heads stay awake, with weights above 0
@@ -66,14 +67,10 @@ class UpdateSpec:
 
     def labels(self, batch: Batch) -> tuple[list[Labels | None], list[Labels | None]]:
         """The labels in a batch of the heads that are trained, and of those that are only measured."""
-        checks, complete = self.check_labels, self.plan.complete
-        trained = read_labels(self.network, self.predictions, batch, check=checks, complete=complete)
-        return with_counts(self.network, batch.inputs, trained), self.labels_measured(batch)
-
-    def labels_measured(self, batch: Batch) -> list[Labels | None]:
-        """The labels in a batch of the heads that are only measured."""
-        network = replace(self.network, heads=self.network.measured)
-        return read_labels(network, self.of_measured, batch, check=self.check_labels)
+        network, checks = self.network, self.check_labels
+        trained = read_labels(network, self.predictions, batch, check=checks, complete=self.plan.complete)
+        measured = read_labels(replace(network, heads=network.measured), self.of_measured, batch, check=checks)
+        return with_counts(network, batch.inputs, trained), measured
 
     @property
     def rates(self) -> Rates:
@@ -86,10 +83,7 @@ class UpdateSpec:
 
     @property
     def groups(self) -> list[tuple[list[int], list[tf.Variable]]]:
-        """The variables that must not change while their heads are idle, with their optimizer slots, grouped by these heads.
-
-        These are all except the encoder's, which every update trains.
-        """
+        """By the heads that train them: the variables except the encoder's, with their optimizer slots."""
         found: dict[tuple[int, ...], list[tf.Variable]] = {}
         everything = zip(self.network.variables.all, self.network.owners, self.slots)
         for variable, owners, slots in list(everything)[len(self.network.variables.encoder) :]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.replicas import assign
-from multihead._ground.types import Gradient, Nested
+from multihead._ground.types import Gradient
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner
@@ -22,19 +21,14 @@ class RollBack:
     """Remembers the values of variables as they are when it is created, to restore them later."""
 
     def __init__(self, variables: Iterable[tf.Variable] = ()) -> None:
-        self._variables = list(variables)
+        self.variables = list(variables)
         # They must be passed through `merge_call` to leave the replicas.
-        self.values = [variable.value() for variable in self._variables]
+        self.values = [variable.value() for variable in self.variables]
 
     def restore(self) -> None:
         """Restores the values, outside of replicas or each replica for itself."""
-        for variable, value in zip(self._variables, self.values):
+        for variable, value in zip(self.variables, self.values):
             variable.assign(value)
-
-    def restore_all(self, strategy: tf.distribute.Strategy, values: Sequence[tf.Tensor]) -> None:
-        """Restores the values on all replicas, in the cross-replica context; `values` as `merge_call` passes them."""
-        for variable, value in zip(self._variables, values):
-            assign(strategy, variable, value)
 
 
 class Combined(NamedTuple):
@@ -55,11 +49,6 @@ class Combined(NamedTuple):
     # empty if they are not known
     rows: Rows = ()
     leaves: Rows = ()  # for each head, this replica's weighted gradients at the representation; empty if they are not kept
-
-    @property
-    def norms(self) -> tf.Tensor | None:
-        """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
-        return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
 
     @property
     def cosines(self) -> tf.Tensor | None:
@@ -93,16 +82,8 @@ class Change:
     without_heads: bool = False  # whether it is applied even if no head is active: gradients of the encoder alone
     # For each head, whether every update that is applied trains it; empty if that is not known
     never_idle: tuple[bool, ...] = ()
-
-    @property
-    def trains_any(self) -> tf.Tensor:
-        """Whether there is anything to train, a boolean scalar."""
-        return tf.constant(True) if self.without_heads else tf.reduce_any(self.active)
-
-    @property
-    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The floating-point tensors of this replica's inputs, and those of its labels and their weights, if known."""
-        return [], []
+    # The floating-point tensors of this replica's inputs, and those of its labels and their weights, if known
+    data: tuple[list[tf.Tensor], list[tf.Tensor]] = ([], [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +94,7 @@ class Update(Change):
     counts: tf.Tensor  # `[num_heads]` counts of these elements; 0 for idle heads
     added_loss: tf.Tensor | None  # this replica's regularization and `add_loss` losses; None without any
     combined: Combined  # the encoder's gradient, and how it was combined
-    norms: tf.Tensor | None  # `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`
+    norms: tf.Tensor | None  # `[num_heads]` norms of the heads' weighted gradients where they are combined, or None
     losses: Losses  # the losses over all replicas, their weights and their total
     micro_batches: MicroBatches  # the examples on this replica
     rates: Rates
@@ -122,18 +103,3 @@ class Update(Change):
     def total_loss(self) -> tf.Tensor:
         """This replica's contribution to the total loss, with added losses."""
         return self.losses.total if self.added_loss is None else self.losses.total + self.added_loss
-
-    @property
-    def num_examples(self) -> tf.Tensor:
-        """The number of examples over all replicas, float32."""
-        return self.losses.given.examples
-
-    @property
-    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        batches = self.micro_batches.batches
-        return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
-
-
-def _floats(nest: Nested) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(nest, expand_composites=True)
-    return [leaf for leaf in leaves if leaf is not None and leaf.dtype.is_floating]

@@ -1,15 +1,16 @@
 """The ways of the heads' gradients through the encoder. The trainer chooses one when it is built.
 
-Balancing is not linear, so it happens once per update, on inner products over all micro-batches and replicas. With one
-micro-batch, the coefficients are known before the encoder's backward pass, and one such pass is enough. With several, the
-inner products at the representation are complete only after the last one, so each micro-batch computes the encoder gradient
-of every head.
+Balancing is not linear, so it happens once per update, on inner products over all micro-batches and replicas. Of a single
+micro-batch, they are known before the encoder's backward pass, and one such pass is enough. Of several, they are complete
+only after the last one, so each micro-batch computes the encoder gradient of every head.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import tensorflow as tf
 
@@ -29,17 +30,16 @@ Found = tuple[Sums, Losses, Combined]
 """The sums on this replica that do not depend on how the heads are combined; the losses and the gradient over all."""
 
 
+@dataclass(frozen=True)
 class Way(ABC):
-    """One way through the encoder: gathers gradients over micro-batches, and combines the heads' into one.
+    """One way through the encoder: gathers gradients over micro-batches, and combines the heads' into one."""
 
-    The plain sum has no balancer; `measure` computes inner products at the representation, unless it is None.
-    """
-
+    balancer: Balancer | None = None  # None for the plain sum
+    measure: Measure | None = None  # computes inner products at the representation, unless it is None
+    at_parameters: bool = False  # whether the gradients of the encoder's parameters are balanced
+    # Whether an update may reuse coefficients, and then makes one backward pass for all heads
+    may_reuse: bool = False
     per_head = False  # whether each head has a backward pass of its own through the encoder
-    may_reuse = False  # whether an update may reuse coefficients, and then makes one backward pass for all heads
-
-    def __init__(self, balancer: Balancer | None = None, measure: Measure | None = None) -> None:
-        self._balancer, self.measure = balancer, measure
 
     @abstractmethod
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
@@ -50,94 +50,81 @@ class Way(ABC):
 
     def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
         """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
-        encoder, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
+        num_heads, encoder = len(network.heads), shapes_of(network.encoder_tensors)
+        vector, own = tf.constant([num_heads]), [shapes_of(network.own_tensors(k)) for k in range(num_heads)]
+        added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._of_head`
+        sums = Sums(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
         products = None if self.measure is None else tf.constant([num_heads, num_heads])
-        return Sums.shapes(network), encoder, [encoder] * num_heads if has_rows else [], products
+        return sums, encoder, [encoder] * num_heads if has_rows else [], products
 
 
-class Summed(Way):
-    """Adds the heads' gradients before one backward pass of each micro-batch, where their weights are known before."""
+class CombinedFirst(Way):
+    """Combines the heads' gradients at the representation, before one backward pass of each micro-batch.
+
+    Those of several micro-batches are only added: their weights are known before, and there is no balancer.
+    """
 
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+        if len(micro_batches) > 1:
+            return self._added(network, micro_batches, weights)
+        found = HeadsPass(network, micro_batches[0], weights)
+        sums = found.sums(is_measured=self.measure is not None)
+        losses = Losses(weights, sums.losses)
+        rows, square = times(found.at_representation, losses.factors), None
+        products = _reduced(self._measured(rows), None)
+        if self.balancer is not None and "gradients" in self.balancer.uses:
+            matrices = [as_rows(column) for column in zip(*rows)]
+            leaves, coefficients, square = combine_matrices(self.balancer, losses, matrices, products)
+        else:
+            coefficients = coefficients_of(self.balancer, losses, products)
+            leaves = total(rows if self.balancer is None else times(rows, coefficients))
+        encoder = replicas.all_reduce_sum(found.backward(leaves, losses.times_factors(coefficients)))
+        return sums, losses, Combined(encoder, coefficients, products, products, square, leaves=rows)
+
+    def _added(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights)
-            rows = found.at_representation
-            encoder = found.backward(total(rows), tf.ones([len(rows)]))
-            sums = Sums.of(found, is_measured=self.measure is not None)
-            return sums, encoder, [], self._measured(rows)
+            rows, sums = found.at_representation, found.sums(is_measured=self.measure is not None)
+            return sums, found.backward(total(rows), tf.ones([len(rows)])), [], self._measured(rows)
 
-        shapes = self._shapes(network, has_rows=False) if len(micro_batches) > 1 else None
+        shapes = self._shapes(network, has_rows=False)
         sums, encoder, _, products = accumulate(of_micro_batch, micro_batches, shapes)
         losses, products = Losses(weights, sums.losses), _reduced(products, None)
         encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(None, losses, products)
         return sums, losses, Combined(encoder, coefficients, products, products)
 
 
-class CombinedFirst(Way):
-    """Combines the heads at the representation before one backward pass, for updates of a single micro-batch."""
-
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
-        (micro_batch,) = micro_batches
-        found = HeadsPass(network, micro_batch, weights)
-        sums = Sums.of(found, is_measured=self.measure is not None)
-        losses = Losses(weights, sums.losses)
-        rows, square = times(found.at_representation, losses.factors), None
-        products = _reduced(self._measured(rows), None)
-        if self._balancer is not None and "gradients" in self._balancer.uses:
-            matrices = [as_rows(column) for column in zip(*rows)]
-            leaves, coefficients, square = combine_matrices(self._balancer, losses, matrices, products)
-        else:
-            coefficients = coefficients_of(self._balancer, losses, products)
-            leaves = total(rows if self._balancer is None else times(rows, coefficients))
-        encoder = replicas.all_reduce_sum(found.backward(leaves, losses.times_factors(coefficients)))
-        return sums, losses, Combined(encoder, coefficients, products, products, square, leaves=rows)
-
-
 class PassPerHead(Way):
-    """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches.
-
-    With `at_parameters`, the gradients of the encoder's parameters are balanced, not those at the representation.
-    """
+    """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches."""
 
     per_head = True
-
-    def __init__(
-        self,
-        balancer: Balancer | None = None,
-        measure: Measure | None = None,
-        *,
-        at_parameters: bool = False,
-        may_reuse: bool = False,
-    ) -> None:
-        super().__init__(balancer, measure)
-        self._at_parameters, self.may_reuse = at_parameters, may_reuse
 
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
         solves, known = self._reused(weights)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights)
-            sums, products = Sums.of(found, is_measured=False), self._measured(found.at_representation)
+            sums, products = found.sums(is_measured=False), self._measured(found.at_representation)
             if solves is None:
-                return sums, found.of_added(), found.by_head(), products
+                return sums, found.backward(), found.by_head(), products
             return sums, *_apart_or_combined(found, solves, known), products
 
         shapes = self._shapes(network, has_rows=True) if len(micro_batches) > 1 else None
         sums, rest, rows, products = accumulate(of_micro_batch, micro_batches, shapes)
         losses = Losses(weights, sums.losses)
         at_representation = _reduced(products, losses.factors)
-        if self._at_parameters:
-            rest, rows = replicas.all_reduce_sum(rest), _of_all_replicas(rows)
+        if self.at_parameters:
+            rest, rows = replicas.all_reduce_sum(rest), [replicas.all_reduce_sum(row) for row in rows]
             return sums, losses, self._balanced(network, rest, rows, losses, at_representation, solves)
-        coefficients = coefficients_of(self._balancer, losses, at_representation)
+        coefficients = coefficients_of(self.balancer, losses, at_representation)
         encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
         return sums, losses, Combined(encoder, coefficients, at_representation, at_representation)
 
     def _reused(self, weights: LossWeights) -> tuple[tf.Tensor | None, tf.Tensor | None]:
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
-        if self._balancer is None or not self.may_reuse or in_xla():
+        if self.balancer is None or not self.may_reuse or in_xla():
             return None, None
-        found = self._balancer.reused(weights.step, weights.meeting)
+        found = self.balancer.reused(weights.step, weights.meeting)
         if found is None:
             return None, None
         solves, coefficients = found
@@ -154,13 +141,13 @@ class PassPerHead(Way):
     ) -> Combined:
         """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
         square, is_measured = None, solves
-        if self._balancer is not None and "gradients" in self._balancer.uses:
+        if self.balancer is not None and "gradients" in self.balancer.uses:
             is_measured, matrices = None, []
             for variable, *column in zip(network.encoder_tensors, *rows):  # dense: methods have state per parameter
                 dense = [tf.zeros(variable.shape) if each is None else tf.convert_to_tensor(each) for each in column]
                 matrices += [matrix.times(losses.factors) for matrix in [as_rows(dense)] if matrix is not None]
             products = gramian([matrix.values for matrix in matrices], len(rows))
-            found, coefficients, square = combine_matrices(self._balancer, losses, matrices, products)
+            found, coefficients, square = combine_matrices(self.balancer, losses, matrices, products)
         else:
             if solves is None:
                 products = inner_products(rows)
@@ -168,7 +155,7 @@ class PassPerHead(Way):
                 size = [len(rows)] * 2
                 products = tf.cond(solves, lambda: inner_products(rows), lambda: tf.zeros(size, tf.float64))
             products = weighted(products, losses.factors)
-            coefficients = coefficients_of(self._balancer, losses, products)
+            coefficients = coefficients_of(self.balancer, losses, products)
             found = total(times(rows, losses.times_factors(coefficients)))
         combined = plus(rest, found)
         return Combined(combined, coefficients, products, at_representation, square, is_measured, rows)
@@ -183,16 +170,13 @@ def _apart_or_combined(found: HeadsPass, solves: tf.Tensor, factors: tf.Tensor) 
     def combined() -> list[Gradient]:
         return found.backward(total(times(found.at_representation, factors)), factors)
 
-    tensors = found.network.encoder_tensors
+    tensors, num_heads = found.network.encoder_tensors, len(found.at_representation)
     if tf.executing_eagerly():  # where a gradient that does not exist stays None
-        return (found.of_added(), found.by_head()) if solves else (combined(), [[None] * len(tensors)] * len(found.heads))
+        return (found.backward(), found.by_head()) if solves else (combined(), [[None] * len(tensors)] * num_heads)
     shapes = [tf.shape(tensor) for tensor in tensors]
-    either = plus(computed_if(solves, found.of_added, shapes), computed_if(~solves, combined, shapes))
-    return either, found.by_head_if(solves)
-
-
-def _of_all_replicas(rows: Rows) -> list[list[Gradient]]:
-    return [replicas.all_reduce_sum(row) for row in rows]
+    either = plus(computed_if(solves, found.backward, shapes), computed_if(~solves, combined, shapes))
+    rows = iter(computed_if(solves, lambda: list(chain(*found.by_head())), shapes * num_heads))
+    return either, [[next(rows) for _ in shapes] for _ in range(num_heads)]
 
 
 def _reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor | None:
@@ -212,10 +196,9 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor)
 def combine_matrices(
     balancer: Balancer, losses: Losses, matrices: Sequence[Matrix | None], products: Tensor
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
-    """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
+    """Combines the heads' gradients `g_k`, the rows of one matrix per tensor, with a method that needs them.
 
-    Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`,
-    float64.
+    Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`.
     """
     active, present = losses.given.meeting, [matrix for matrix in matrices if matrix is not None]
     if not present:

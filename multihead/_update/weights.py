@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -51,8 +52,8 @@ def weigh(
 class LossWeights(NamedTuple):
     """How much the losses of one update count, before they are known.
 
-    Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
-    each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
+    Those that depend on losses are known only after the last micro-batch. Therefore a weight has two factors: each element's
+    loss is multiplied by the fixed one, and gradients are multiplied by the loss-dependent one later.
     """
 
     weighting: Weighting | None  # None for a weighted sum
@@ -78,14 +79,6 @@ class LossWeights(NamedTuple):
         per_element = tf.math.divide_no_nan(fixed, counts)
         return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
 
-    def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: the unweighted mean losses over all replicas, from this replica's sums of any forward pass."""
-        return tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
-
-    def times_means(self, means: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: mean losses times the weights of the heads; 0 for idle heads."""
-        return where(self.active, self.of_heads * means, 0.0)
-
 
 class Losses:
     """The losses of an update over all replicas, from this replica's loss sums, `[num_heads]`, and what their weights are.
@@ -104,22 +97,20 @@ class Losses:
             self.total, self.weights = tf.reduce_sum(given.per_element * sums), given.fixed
             return
         self.regularizer = given.weighting.regularizer(given.meeting)  # now: an update changes what it reads
-        self._means = given.mean_losses(sums)
-        self._weighted = given.times_means(self._means)
         known = {"active": given.active, "meeting": given.meeting, "step": given.step}
-        self._by_weighting, total = weigh(given.weighting, self._weighted, **known)
+        self._by_weighting, total = weigh(given.weighting, self.weighted, **known)
         self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
         self.factors = self._by_weighting if depends_on_losses(given.weighting) else None
 
-    @property
+    @cached_property
     def means(self) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses."""
-        return self.given.mean_losses(self._sums) if self.given.weighting is None else self._means
+        return tf.math.divide_no_nan(replicas.all_reduce_sum(self._sums), self.given.counts)
 
-    @property
+    @cached_property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return self.given.times_means(self.means) if self.given.weighting is None else self._weighted
+        return where(self.given.active, self.given.of_heads * self.means, 0.0)
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""

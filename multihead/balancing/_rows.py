@@ -26,10 +26,6 @@ class UnitRows(NamedTuple):
     tolerance: float  # squared norm below which the remainder of a unit row is treated as rounding error
     dtype: tf.DType  # dtype of the Gramian and of the coefficients
     finite: tf.Tensor  # whether the Gramian is finite; a boolean scalar
-    # Whether any two rows conflict, a boolean scalar. Where none do, rounding does not matter in a combination with weights
-    # of at least 0: the error of a product is at most `noise sum_k weights_k`, and the norm at least the root of `sum_k
-    # weights_k^2`.
-    conflict: tf.Tensor
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
         """The coefficients of the original rows, in the Gramian's dtype: 0 for idle heads.
@@ -60,8 +56,7 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     cosines = (0.5 * products + 0.5 * tf.transpose(products)) * tf.matmul(inverses, inverses, transpose_b=True)
     cosines = tf.linalg.set_diag(tf.clip_by_value(cosines, -1.0, 1.0), active)
     noise = 4e-15 if dtype == tf.float64 else 2.4e-7
-    conflict = tf.reduce_any(cosines < -noise)
-    return UnitRows(cosines, norms, active, int(norms.shape[0]), noise, 16 * noise, dtype, finite, conflict)
+    return UnitRows(cosines, norms, active, int(norms.shape[0]), noise, 16 * noise, dtype, finite)
 
 
 def mean_of(rows: UnitRows, preference: list[float]) -> tuple[tf.Tensor, ...]:

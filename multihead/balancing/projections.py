@@ -55,7 +55,10 @@ class UPGrad(PreferenceBalancer):
         def projected() -> tf.Tensor:
             return dual_cone(rows).inside(tf.linalg.matvec(projections(rows), sizes, transpose_a=True))
 
-        return rows.coefficients(tf.cond(rows.conflict, projected, lambda: tf.identity(sizes)))
+        # Without conflict, rounding does not matter: the error of a product with the sum is at most `noise sum_k sizes_k`,
+        # and the norm of the sum is at least the root of `sum_k sizes_k^2`.
+        conflict = tf.reduce_any(rows.cosines < -rows.noise)
+        return rows.coefficients(tf.cond(conflict, projected, lambda: tf.identity(sizes)))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -98,7 +101,8 @@ class DualProj(PreferenceBalancer):
             lift = nonnegative_least_squares(rows.cosines, products[None] / norm, rows.noise, rows.tolerance)[0]
             return cone.inside(weights + norm * lift)
 
-        return rows.coefficients(tf.cond(rows.conflict, projected, lambda: tf.identity(sizes)))
+        conflict = tf.reduce_any(rows.cosines < -rows.noise)
+        return rows.coefficients(tf.cond(conflict, projected, lambda: tf.identity(sizes)))
 
 
 @keras.saving.register_keras_serializable(package="multihead")

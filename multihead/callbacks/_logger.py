@@ -46,7 +46,7 @@ class PerUpdate(keras.callbacks.Callback):
         """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
         metrics = self.model.log_metrics
         self._is_begun, self._step, self._calls = True, self.model.num_updates, 0
-        self._seen = 0 if metrics is None else int(metrics.recorded)
+        self._seen = 0 if metrics is None else int(tf.convert_to_tensor(metrics.recorded))
 
     def _write(self, line: Config) -> None:
         """Writes `step`, `epoch` and the statistics of an update or, without `applied`, of a validation."""
@@ -105,7 +105,7 @@ class PerUpdate(keras.callbacks.Callback):
 
     def _read(self) -> None:
         metrics, end = self.model.log_metrics, self.model.num_updates
-        recorded = int(metrics.recorded)
+        recorded = int(tf.convert_to_tensor(metrics.recorded))
         lines = metrics.latest(recorded - self._seen)
         step = end - sum(line["applied"] for line in lines)
         for line in lines:

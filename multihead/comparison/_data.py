@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +15,6 @@ from multihead._ground.validation import check_head_names, did_you_mean, quoted
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _PARTS = (TRAIN, VALIDATION, TEST)
-MARKS = 8
-"""In how many places of a run the digest of the batches so far is kept."""
 
 
 def parts_of(data: Dataset, seed: int) -> dict[str, Dataset]:
@@ -44,13 +41,7 @@ def _read_part(name: str, given: Given) -> Dataset:
         )
     x, *by_head = given
     part = (x, *(dict(each) for each in by_head if each is not None))
-    part = tf.nest.map_structure(lambda leaf: leaf if tf.is_tensor(leaf) else np.asarray(leaf), part)
-    if name == TRAIN and any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(part)):
-        raise TypeError(
-            "`data['train']` must not have sparse tensors among its arrays. Received: a SparseTensor. Pass a "
-            "`tf.data.Dataset` of batches instead."
-        )
-    return part
+    return tf.nest.map_structure(lambda leaf: leaf if tf.is_tensor(leaf) else np.asarray(leaf), part)
 
 
 def check_targets(parts: Mapping[str, Dataset], heads: Collection[str]) -> None:
@@ -102,44 +93,32 @@ def batches_per_epoch(part: Dataset, batch_size: int) -> int:
     return length if length >= 0 else sum(1 for _ in part)
 
 
-class Feed:
-    """The batches of one run: an order that depends on the seed alone, and a digest of what was trained on.
+def batches_of(part: Dataset, batch_size: int, seed: int) -> Iterator[Nested]:
+    """The batches of one pass after the other; each pass over arrays has its own order, which depends on the seed alone."""
+    generator = np.random.default_rng(seed)
+    while True:
+        batch = None
+        for batch in part if isinstance(part, tf.data.Dataset) else _of_arrays(part, batch_size, generator):
+            yield batch
+        if batch is None:
+            raise ValueError(
+                "`data['train']` must yield at least one batch in each pass. Received: a data set without any. Check its "
+                "source."
+            )
 
-    Each epoch of arrays has another order, with a smaller last batch. `order` has digests of all batches, with the targets
-    of all heads, up to each of the `MARKS` places in `marked` batches that was reached.
-    """
 
-    def __init__(self, part: Dataset, *, batch_size: int, seed: int, marked: int) -> None:
-        self._part, self._batch_size, self._seed = part, batch_size, seed
-        self._every = max(marked // MARKS, 1)
-        self.order: list[int] = []
+def _of_arrays(part: Dataset, batch_size: int, generator: np.random.Generator) -> Iterator[Nested]:
+    order = generator.permutation(len(part[1][next(iter(part[1]))]))
+    for rows in np.split(order, range(batch_size, len(order), batch_size)):
+        leaves = [tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows] for leaf in tf.nest.flatten(part)]
+        yield tf.nest.pack_sequence_as(part, leaves)
 
-    def batches(self, heads: Collection[str], number: int) -> Iterator[Nested]:
-        """Some batches with the targets of some heads."""
-        digest, self.order = 0, []
-        for count, batch in enumerate(itertools.islice(self._endless(), number), start=1):
-            digest = digest_of(batch, digest)
-            if count % self._every == 0:
-                self.order.append(digest)
-            yield of_heads(batch, heads)
 
-    def _endless(self) -> Iterator[Nested]:
-        generator = np.random.default_rng(self._seed)
-        while True:
-            is_empty = True
-            for batch in self._part if isinstance(self._part, tf.data.Dataset) else self._of_arrays(generator):
-                is_empty = False
-                yield batch
-            if is_empty:
-                raise ValueError(
-                    "`data['train']` must yield at least one batch in each pass. Received: a data set without any. Check "
-                    "its source."
-                )
-
-    def _of_arrays(self, generator: np.random.Generator) -> Iterator[Nested]:
-        size = len(self._part[1][next(iter(self._part[1]))])
-        order = generator.permutation(size)
-        for start in range(0, size, self._batch_size):
-            rows = order[start : start + self._batch_size]
-            leaves = (tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows] for leaf in tf.nest.flatten(self._part))
-            yield tf.nest.pack_sequence_as(self._part, list(leaves))
+def recorded(batches: Iterable[Nested], digests: list[int]) -> Iterator[Nested]:
+    """The same batches; after 1, 2, 4, 8 ... of them, a digest of all batches so far is added to `digests`."""
+    digest = 0
+    for count, batch in enumerate(batches, start=1):
+        digest = digest_of(batch, digest)
+        if count & (count - 1) == 0:
+            digests.append(digest)
+        yield batch

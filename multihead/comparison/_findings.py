@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +13,9 @@ from multihead._display.drawing import plain
 from multihead._ground.types import Given
 from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
-from multihead.comparison._jobs import chosen_rates
+from multihead.comparison._jobs import named
 from multihead.comparison._study import ALONE, AT_EQUAL_COST
-from multihead.diagnosis._statistics import student_quantile
+from multihead.diagnosis._statistics import interval, student_quantile
 
 CONFIDENCE = 0.95
 
@@ -86,40 +86,33 @@ def cost_of(variant: str, updates: Mapping[str, int], costs: Mapping[str, Mappin
     return None if found is None else found["update"] * updates[variant] / updates[ALONE]
 
 
-def harms(values: np.ndarray, alone: np.ndarray, signs: np.ndarray) -> bool:
-    """Whether a head of a variant is worse than alone beyond its interval; the arguments are as in `relative_changes`."""
-    return any(difference_of(each).verdict == "worse" for each in signs[:, None] * (values - alone))
-
-
 def favoured(
-    values: Mapping[str, np.ndarray],
-    alone: np.ndarray,
-    signs: np.ndarray,
-    costs: Mapping[str, float],
-    counts: Sequence[bool],
-) -> str | None:
-    """The cheapest variant that validation data cannot tell from the best one, by the rule of `Comparison.choose`.
+    values: Mapping[str, np.ndarray], alone: np.ndarray, signs: np.ndarray, costs: Mapping[str, float]
+) -> tuple[str, bool] | None:
+    """The cheapest variant that validation data cannot tell from the best one, and whether it is not worse than alone.
 
-    The noise of a variant that fails at some seeds hides that its heads are worse; so its mean must also not be far below 0.
-    `values`, `alone` and `signs` are as in `relative_changes`; a variant that lacks a value is not chosen. `costs` are
-    compared after rounding to hundredths. `counts`, `[heads]`, says which heads have enough labels.
+    The rule is that of `Comparison.choose`. The noise of a variant that fails at some seeds hides that its heads are worse;
+    so its mean must also not be far below 0. `values`, `alone` and `signs` are as in `relative_changes`; a variant that
+    lacks a value is not chosen. `costs` are compared after rounding to hundredths.
     """
-    finite = [name for name, each in values.items() if np.isfinite(relative_changes(each, alone, signs)).all()]
-    kept = np.flatnonzero(counts) if any(counts) else np.arange(len(signs))
-    values, alone, signs = {name: values[name][kept] for name in finite}, alone[kept], signs[kept]
     changes = {name: relative_changes(each, alone, signs) for name, each in values.items()}
-    means = {name: float(of_seeds.mean()) for name, of_seeds in changes.items()}
-    equal = finite
-    if any(counts) and finite:
-        number = alone.shape[1]
-        errors = {name: each.std(ddof=1) / math.sqrt(number) if number > 1 else 0 for name, each in changes.items()}
-        least = -2 * statistics.median_low(errors.values())
-        harmless = [name for name in finite if means[name] >= least and not harms(values[name], alone, signs)]
-        known = harmless or finite
-        best = max(known, key=lambda name: means[name])
-        close = [name for name in known if means[name] >= means[best] - errors[best]]
-        equal = [name for name in close if difference_of(changes[name] - changes[best]).verdict == "within noise"] or [best]
-    return min(equal, key=lambda name: (round(costs[name], 2), -means[name]), default=None)
+    changes = {name: each for name, each in changes.items() if np.isfinite(each).all()}
+    if not changes:
+        return None
+    number = alone.shape[1]
+    means = {name: float(each.mean()) for name, each in changes.items()}
+    errors = {name: each.std(ddof=1) / math.sqrt(number) if number > 1 else 0 for name, each in changes.items()}
+    least = -2 * statistics.median_low(errors.values())
+    worse = {
+        name: any(difference_of(each).verdict == "worse" for each in signs[:, None] * (values[name] - alone))
+        for name in changes
+    }
+    harmless = [name for name in changes if means[name] >= least and not worse[name]]
+    known = harmless or list(changes)
+    best = max(known, key=lambda name: means[name])
+    close = [name for name in known if means[name] >= means[best] - errors[best]]
+    equal = [name for name in close if difference_of(changes[name] - changes[best]).verdict == "within noise"] or [best]
+    return min(equal, key=lambda name: (round(costs[name], 2), -means[name])), bool(harmless)
 
 
 # In words; `found` is the `Comparison`
@@ -144,8 +137,8 @@ def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
         of_training = [name, f"{found.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
         values.append([*of_training, *(_spread(found.values(name, head)) for head in found.heads)])
         if name != ALONE:
-            against = [_interval(found.difference(name, head)) for head in found.heads]
-            differences.append([name, *against, _interval(found.delta_m(name), percent=True)])
+            against = [interval(found.difference(name, head)[:3], "+.3g") for head in found.heads]
+            differences.append([name, *against, interval(found.delta_m(name)[:3], "+.1%")])
     return [
         (
             f"On the {found.split} data: mean ± standard deviation over {count}",
@@ -169,20 +162,13 @@ def _spread(values: np.ndarray) -> str:
     return f"{text} ({failed} failed)" if failed else text
 
 
-def _interval(difference: Difference, *, percent: bool = False) -> str:
-    if not np.isfinite(difference.mean):
-        return "unknown"
-    mean, low, high = (f"{each:+.1%}" if percent else f"{each:+.3g}" for each in difference[:3])
-    return f"{mean} ({low} to {high})" if np.isfinite(difference.low) else mean
-
-
 def findings_of(found: Given) -> list[str]:
     """Sentences: each variant against the single-task models, costs, and what to be careful about."""
     words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
     for variant in joint_of(found):
         each = [(head, found.difference(variant, head)) for head in found.heads]
-        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {_interval(one)}" for head, one in each]
-        delta_m = _interval(found.delta_m(variant), percent=True)
+        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {interval(one[:3], '+.3g')}" for head, one in each]
+        delta_m = interval(found.delta_m(variant)[:3], "+.1%")
         words.append(f"{variant!r} against each head alone: {'; '.join(texts)}; delta-m {delta_m}.")
     for variant, costs in found.costs.items():
         update, serve = costs["update"], costs["serve"]
@@ -196,65 +182,56 @@ def findings_of(found: Given) -> list[str]:
     return [*words, *_cautions(found)]
 
 
-def answer_of(found: Given) -> str:
-    """Whether a variant is as good as the single-task models on all heads."""
-    at_equal_cost = [variant for variant in joint_of(found) if variant.endswith(AT_EQUAL_COST)]
-    at, shown = ("at equal cost", at_equal_cost) if at_equal_cost else ("in as many updates", joint_of(found))
-    verdicts = {variant: {found.difference(variant, head).verdict for head in found.heads} for variant in shown}
-    if any("unknown" in each for each in verdicts.values()):
-        return f"Whether one encoder for all heads is better {at} cannot be said without intervals on all heads."
-    ahead = [variant for variant, each in verdicts.items() if "worse" not in each and "better" in each]
-    even = [variant for variant, each in verdicts.items() if each == {"within noise"}]
-    if ahead:
-        return f"Sharing the encoder is worth it {at}: no head worse than alone, one at least better with {quoted(ahead)}."
-    if not even:
-        return f"Sharing the encoder costs a head something {at}: with every variant, one head at least is worse than alone."
-    serve = max(found.costs.get(variant.removesuffix(AT_EQUAL_COST), {}).get("serve", 0.0) for variant in even)
-    return (
-        f"Sharing the encoder costs nothing that {len(found.seeds)} seeds can show {at}: all heads are within the noise "
-        f"of seeds of models of their own with {quoted(even)}.{' One encoder is cheaper to serve.' if serve < 1 else ''}"
-    )
-
-
-def favoured_of(found: Given, variant: str, *, is_harmful: bool) -> str:
-    """The variant that the validation data favour, and what it is on the test data."""
-    verdicts = [found.difference(variant, head).verdict for head in found.heads]
-    there = ", though with it one head at least is worse than alone there" if is_harmful else ""
-    choice = f"The validation data favour {variant!r}{there}"
-    if all(head in found.few_labels for head in found.heads):
-        choice = f"The validation data have too few labels to favour a variant; none is cheaper than {variant!r}"
-    return (
-        f"{choice}. On the test data, which had no part in that choice, "
-        f"{verdicts.count('better')} of {len(found.heads)} heads are better and {verdicts.count('worse')} worse than alone, "
-        f"delta-m {_interval(found.delta_m(variant), percent=True)}."
-    )
+def answers_of(found: Given, favourite: tuple[str, bool] | None) -> list[str]:
+    """Whether a variant is as good as the single-task models on all heads, and what `favoured` has found, if anything."""
+    joint = joint_of(found)
+    at_equal_cost = [variant for variant in joint if variant.endswith(AT_EQUAL_COST)]
+    at = "at equal cost" if at_equal_cost else "in as many updates"
+    verdicts = {each: [found.difference(each, head).verdict for head in found.heads] for each in joint}
+    shown = {variant: set(verdicts[variant]) for variant in at_equal_cost or joint}
+    ahead = [variant for variant, each in shown.items() if "worse" not in each and "better" in each]
+    even = [variant for variant, each in shown.items() if each == {"within noise"}]
+    if any("unknown" in each for each in shown.values()):
+        answer = f"Whether one encoder for all heads is better {at} cannot be said without intervals on all heads."
+    elif ahead:
+        answer = f"Sharing the encoder is worth it {at}: no head worse than alone, one at least better with {quoted(ahead)}."
+    elif not even:
+        answer = f"Sharing the encoder costs a head something {at}: with every variant, a head at least is worse than alone."
+    else:
+        serve = max(found.costs.get(variant.removesuffix(AT_EQUAL_COST), {}).get("serve", 0.0) for variant in even)
+        answer = (
+            f"Sharing the encoder costs nothing that {len(found.seeds)} seeds can show {at}: all heads are within the noise "
+            f"of seeds of models of their own with {quoted(even)}.{' One encoder is cheaper to serve.' if serve < 1 else ''}"
+        )
+    if favourite is None:
+        return [answer]
+    name, is_harmless = favourite
+    there = "" if is_harmless else ", though a head or their mean is worse than alone there, as with all others"
+    return [
+        answer,
+        f"The validation data favour {name!r}{there}. On the test data, which had no part in that choice, "
+        f"{verdicts[name].count('better')} of {len(found.heads)} heads are better and {verdicts[name].count('worse')} worse "
+        f"than alone, delta-m {interval(found.delta_m(name)[:3], '+.1%')}.",
+    ]
 
 
 def _cautions(found: Given) -> list[str]:
-    words = []
-    if len(found.seeds) < 2:
-        words.append("With one seed, no difference can be told from noise: pass three seeds at least.")
-    elif len(found.seeds) < 3:
-        words.append("With two seeds, intervals are very wide: pass three at least, better five or more.")
+    words, count = [], len(found.seeds)
+    if count < 3:
+        wide = "no difference can be told from noise" if count < 2 else "intervals are very wide"
+        words.append(f"With {count} seed{'s' * (count != 1)}, {wide}: pass three seeds at least, better five or more.")
     number = len(joint_of(found)) * len(found.heads)
-    if number >= 20 and len(found.seeds) > 1:
+    if number >= 20 and count > 1:
         words.append(
             f"Of {number} intervals, about {plain(0.05 * number)} exclude 0 by chance: repeat surprises with other seeds."
         )
-    if found.few_labels:
-        numbers = ", ".join(f"{head!r} ({number})" for head, number in found.few_labels.items())
-        words.append(
-            f"The validation data have too few labels of the rarer class for {numbers} to choose rates or variants by. "
-            "These heads are ignored where others are left. Add such labels; with a single rate, none has to be chosen."
-        )
-    chosen, grid = chosen_rates(found.lines), found.lines[0]["settings"]
-    grids = {name: chosen.get(name, grid)["rates"] for name in found.rates}
-    at_edge = [name for name, each in grids.items() if len(each) > 1 and found.rates[name] in (each[0], each[-1])]
+    grids = {name: line["rates"] for name, line in named(found.lines, "chosen").items() if name in found.rates}
+    at_edge = [name for name, grid in grids.items() if len(grid) > 1 and found.rates[name] in (grid[0], grid[-1])]
     if at_edge:
-        ends = [each for name in at_edge for each in (grids[name][0], grids[name][-1])]
+        rates = ", ".join(f"{name!r} ({found.rates[name]:g})" for name in at_edge)
         words.append(
-            f"The best learning rate is at the edge of the grid for {quoted(at_edge)}: extend `rates` beyond "
-            f"{min(ends):g} and {max(ends):g}, or these variants may be compared below their best."
+            f"The best learning rate is at the edge of the grid for {rates}: extend `rates`, or these variants may be "
+            "compared below their best."
         )
     if found.split != TEST:
         words.append(

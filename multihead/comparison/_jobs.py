@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection
@@ -26,8 +26,6 @@ from multihead.comparison._study import Study
 Line = Config
 Each = Callable[[Function, Iterable[Given]], Iterator[tuple[Given, Given]]]
 """Calls a function with the study and each of some arguments; yields arguments and results, as they are ready."""
-_OPEN = ("rates", "tuning_seeds")
-"""The settings that may change when a comparison goes on."""
 _STUDY: list[Study] = []
 """In a process of its own: the study."""
 
@@ -38,20 +36,15 @@ def read_file(path: str | os.PathLike[str]) -> list[Line]:
     return read_lines(path, kind, lambda line, number: number > 1 or "settings" in line, hint)
 
 
-def last_of(lines: Sequence[Line], name: str) -> Given:
-    """The value in the last line with a name; None without such a line."""
-    return next((line[name] for line in reversed(lines) if name in line), None)
+def named(lines: Sequence[Line], kind: str) -> dict[str, Line]:
+    """The last line of each variant or single-task model of a kind: `"chosen"`, `"cost"` or `"variant"`."""
+    return {line[kind]: line for line in lines if kind in line and "run" not in line}
 
 
-def chosen_rates(lines: Sequence[Line]) -> dict[str, Line]:
-    """The last line of a choice of learning rates for each variant and each single-task model."""
-    return {line["chosen"]: line for line in lines if "chosen" in line}
-
-
-def key_of(line: Line) -> tuple[Hashable, ...]:
+def key_of(line: Line) -> str:
     """What tells a run from all others."""
-    names = ("run", "variant", "head", "seed", "rate", "updates", "at_equal_cost")
-    return (*(line[name] for name in names), tuple(sorted(line.get("head_rates", {}).items())))
+    names = ("run", "variant", "head", "seed", "rate", "updates", "at_equal_cost", "head_rates")
+    return json.dumps([line.get(name) for name in names], sort_keys=True)
 
 
 class Lines:
@@ -65,29 +58,17 @@ class Lines:
             replace_text(path, "".join(map(_as_json, self.lines)))  # without a line that was cut off
 
     def begin(self, settings: Config) -> None:
-        """Writes the settings into a new file, and compares them with those of another.
-
-        Its grid of rates may differ, and the seeds on which they are chosen, but for the first, whose start is in the
-        settings: that leaves each run as it is.
-        """
-        now = json.loads(json.dumps(dict(settings)))
+        """Writes the settings into a new file, and compares them with those of another."""
         if not self.lines:
-            self.append({"settings": now})
-            return
+            self.append({"settings": settings})
         before = self.lines[0]["settings"]
-        changed = [name for name in now if before.get(name) != now[name]]
-        differ = [name for name in changed if name not in _OPEN]
-        if before["tuning_seeds"][0] != now["tuning_seeds"][0]:
-            differ = ["tuning_seeds", *differ]
+        differ = [name for name in settings if before.get(name) != settings[name]]
         if differ:
-            shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {now[name]!r} now" for name in differ)
+            shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {settings[name]!r} now" for name in differ)
             raise ValueError(
                 "`file` must belong to the same settings, start and data. Received: "
                 f"{os.fspath(self._path or '')!r}, which differs. {shown}. Pass another file, or set this back."
             )
-        if changed and self._path is not None:
-            replace_text(self._path, "".join(map(_as_json, [{"settings": now}, *self.lines[1:]])))
-        self.lines[0] = {"settings": now}
 
     def append(self, line: Line) -> Line:
         """Adds a line, which is on the disk afterwards, and returns it as it will be read."""
@@ -100,13 +81,9 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
-    def runs(self) -> dict[tuple[Hashable, ...], Line]:
+    def runs(self) -> dict[str, Line]:
         """The lines of runs by what tells them apart."""
         return {key_of(line): line for line in self.lines if "run" in line}
-
-    def named(self, kind: str) -> dict[str, Line]:
-        """The lines of a kind (`"cost"`, `"variant"`) by the variant's name."""
-        return {line[kind]: line for line in self.lines if kind in line and "run" not in line}
 
 
 @contextmanager
@@ -170,38 +147,32 @@ def workers(study: Study, processes: int, variants: Sequence[Given] = ()) -> Ite
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _switches() -> Config:
-    """Global switches of TensorFlow and Keras that change results, and that a new process does not have."""
-    threads = tf.config.threading
-    return {
-        "threads": (threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()),
-        "optimizer": tf.config.optimizer.get_experimental_options(),
-        "jit": tf.config.optimizer.get_jit(),
-        "policy": keras.mixed_precision.global_policy().name,
-        "floatx": keras.backend.floatx(),
-        "eager": tf.config.functions_run_eagerly(),
-    }
+def _switches() -> list[tuple[Function, Given]]:
+    """The functions that set global switches of TensorFlow and Keras that change results, each with the present value."""
+    threads, optimizer = tf.config.threading, tf.config.optimizer
+    return [
+        (threads.set_intra_op_parallelism_threads, threads.get_intra_op_parallelism_threads()),
+        (threads.set_inter_op_parallelism_threads, threads.get_inter_op_parallelism_threads()),
+        (optimizer.set_experimental_options, optimizer.get_experimental_options()),
+        (optimizer.set_jit, optimizer.get_jit()),
+        (tf.config.run_functions_eagerly, tf.config.functions_run_eagerly()),
+        (keras.backend.set_floatx, keras.backend.floatx()),
+        (keras.mixed_precision.set_global_policy, keras.mixed_precision.global_policy().name),
+    ]
 
 
-def _begin(study: Study, switches: Config) -> None:
+def _begin(study: Study, switches: Sequence[tuple[Function, Given]]) -> None:
     """The beginning of a new process: the study, and the switches of the process that made it."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    tf.config.threading.set_intra_op_parallelism_threads(switches["threads"][0])
-    tf.config.threading.set_inter_op_parallelism_threads(switches["threads"][1])
-    tf.config.optimizer.set_experimental_options(switches["optimizer"])
-    tf.config.optimizer.set_jit(switches["jit"])
-    tf.config.run_functions_eagerly(switches["eager"])
-    keras.backend.set_floatx(switches["floatx"])
-    keras.mixed_precision.set_global_policy(switches["policy"])
+    threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
+    for set_switch, value in switches:
+        set_switch(value)
     _STUDY[:] = [study]
 
 
-def _end_with_parent() -> None:
-    """Ends this process with the one that made it, even if that was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
+def _end_with(parent: Given) -> None:
+    """Ends this process with another, even if that was killed."""
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _call(function: Function, argument: Given) -> Given:

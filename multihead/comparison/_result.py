@@ -15,20 +15,19 @@ from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._findings import (
     CONFIDENCE,
     Difference,
-    answer_of,
+    answers_of,
     cost_of,
     difference_of,
     favoured,
-    favoured_of,
     findings_of,
-    harms,
     joint_of,
     mean_and_deviation,
     relative_changes,
     tables_of,
 )
-from multihead.comparison._jobs import Line, chosen_rates, last_of, read_file
+from multihead.comparison._jobs import Line, named, read_file
 from multihead.comparison._study import ALONE, AT_EQUAL_COST, FINAL, label_of
+from multihead.diagnosis._statistics import as_json
 
 _COSTS = ("update", "serve", "size")
 
@@ -56,8 +55,6 @@ class Comparison:
         costs: By the name of each measured variant, ratios of the variant's cost to the sum of the costs of the single-task
             models of all heads: `update`, the time of one update; `serve`, the time of one prediction for a batch; and
             `size`, the number of parameters, including those that are not trained. Below 1 is cheaper.
-        few_labels: By the name of a head with two classes, the number of labels of the rarer class in the validation data,
-            if this number is below ten.
         lines: All lines, as in the file of the comparison.
     """
 
@@ -68,16 +65,13 @@ class Comparison:
         self.metrics = {head: settings["metrics"][head][0] for head in self.heads}
         self.directions = {head: settings["metrics"][head][1] for head in self.heads}
         self.split: str = settings["split"]
-        self.few_labels: dict[str, int] = last_of(self.lines, "few_labels") or {}
         self._signs = np.array([-1.0 if self.directions[head] == "min" else 1.0 for head in self.heads])
-        self._counts = np.array([head not in self.few_labels for head in self.heads])  # have enough labels for validation
-        chosen = chosen_rates(self.lines)
+        chosen, variants = named(self.lines, "chosen"), named(self.lines, "variant")
         self._runs: dict[tuple[str, str, int], Line] = {}
         for line in (line for line in self.lines if line.get("run") == FINAL):
             choice = chosen.get(_label(line, line["head"]), line)
             if all(line.get(name) == choice.get(name) for name in ("rate", "head_rates")):
                 self._runs[_label(line), line["head"], line["seed"]] = line
-        variants = {line["variant"]: line for line in self.lines if "is_fixed" in line}
         self._fixed = {name for name, line in variants.items() if line["is_fixed"]}
         labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in variants]
         known = {label for label, _, _ in self._runs}
@@ -89,8 +83,10 @@ class Comparison:
         self.rates = {_label(line, head): line["rate"] for (_, head, _), line in in_order}
         self.head_rates = {label: line["head_rates"] for (label, _, _), line in in_order if "head_rates" in line}
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
-        ratios = {line["cost"]: {key: line.get(f"{key}_ratio") for key in _COSTS} for line in self.lines if "cost" in line}
-        self.costs = {name: {key: each for key, each in costs.items() if each is not None} for name, costs in ratios.items()}
+        self.costs = {
+            name: {key: line[f"{key}_ratio"] for key in _COSTS if f"{key}_ratio" in line}
+            for name, line in named(self.lines, "cost").items()
+        }
 
     def values(self, variant: str, head: str, part: str | None = None) -> np.ndarray:
         """A head's metric, float64 `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
@@ -107,8 +103,7 @@ class Comparison:
         check_choice("head", head, self.heads)
         where = self.split if part is None else check_choice("part", part, sorted({VALIDATION, self.split}))
         found = (self._runs[variant, head if variant == ALONE else "", seed] for seed in self.seeds)
-        values = [line["metrics"].get(where, {}).get(self.metrics[head]) for line in found]
-        return np.array([np.nan if value is None else value for value in values], np.float64)
+        return np.array([line["metrics"].get(where, {}).get(self.metrics[head]) for line in found], np.float64)
 
     def difference(self, variant: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
         """The paired difference of a variant from another on a head, with a confidence interval over seeds.
@@ -142,8 +137,8 @@ class Comparison:
         lower, and if the 95 % interval of the paired difference of the two includes 0. The cost is the measured time of
         training, or the number of updates if the time of some variant is not known.
 
-        Heads in `few_labels` are ignored: their metrics on the validation data are too noisy. If no other head is left, the
-        result is the cheapest variant.
+        The choice is as good as the validation data: with fewer than about ten labels of a class, a head's metrics are too
+        noisy to choose by.
 
         Args:
             variants: The names of the variants that may be chosen. Default: all that share an encoder.
@@ -162,15 +157,15 @@ class Comparison:
                 "`variants` must have a variant with finite metrics of all heads on the validation data, and so must the "
                 f"single-task models. Received: variants={known!r}. Name others, or look at the values of {ALONE!r}."
             )
-        return found
+        return found[0]
 
-    def _favoured(self, variants: Sequence[str]) -> str | None:
+    def _favoured(self, variants: Sequence[str]) -> tuple[str, bool] | None:
         values = {variant: self._of_heads(variant, VALIDATION) for variant in variants}
-        times = {name: cost_of(name, self.updates, self.costs) for name in variants}  # if they are known of all
+        times = {name: cost_of(name, self.updates, self.costs) for name in variants}
         costs = {
             name: self.updates[name] if time is None or None in times.values() else time for name, time in times.items()
         }
-        return favoured(values, self._of_heads(ALONE, VALIDATION), self._signs, costs, self._counts)
+        return favoured(values, self._of_heads(ALONE, VALIDATION), self._signs, costs)
 
     def _of_heads(self, variant: str, part: str | None = None) -> np.ndarray:
         """The metrics of a variant, `[heads, seeds]`."""
@@ -194,25 +189,20 @@ class Comparison:
         """
         return difference_of(relative_changes(self._of_heads(variant), self._of_heads(ALONE), self._signs), confidence)
 
+    def _answers(self) -> list[str]:
+        joint = joint_of(self)
+        is_chosen = self.split == TEST and len(joint) > 1 and len(self.seeds) > 1
+        return answers_of(self, self._favoured(joint) if is_chosen else None)
+
     @property
     def verdict(self) -> str:
         """The answer in one or two sentences: whether sharing is worth it, and which variant the validation data favour."""
-        return " ".join(self._verdict())
-
-    def _verdict(self) -> list[str]:
-        joint, favourite = joint_of(self), None
-        if self.split == TEST and len(joint) > 1 and len(self.seeds) > 1:
-            favourite = self._favoured(joint)
-        if favourite is None:
-            return [answer_of(self)]
-        kept = self._counts
-        values, alone = (self._of_heads(variant, VALIDATION)[kept] for variant in (favourite, ALONE))
-        return [answer_of(self), favoured_of(self, favourite, is_harmful=harms(values, alone, self._signs[kept]))]
+        return " ".join(self._answers())
 
     @property
     def findings(self) -> list[str]:
         """What was found, in sentences, the verdict first."""
-        return [*self._verdict(), *findings_of(self)]
+        return [*self._answers(), *findings_of(self)]
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Title, columns and rows of the tables that `print` shows."""
@@ -251,24 +241,14 @@ class Comparison:
 
     def to_dict(self) -> Config:
         """All metrics, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
-
-        def plain(value: float) -> float | None:
-            return float(value) if np.isfinite(value) else None
-
-        def as_dict(found: Difference) -> Config:
-            ends = {"mean": plain(found.mean), "low": plain(found.low), "high": plain(found.high)}
-            return {**ends, "seeds": found.seeds, "verdict": found.verdict}
-
         joint = joint_of(self)
-        names = ("metrics", "directions", "split", "updates", "rates", "head_rates", "costs", "few_labels", "findings")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "heads": list(self.heads),
-            "seeds": list(self.seeds),
-            "values": {name: {h: [*map(plain, self.values(name, h))] for h in self.heads} for name in self.variants},
-            "differences": {name: {h: as_dict(self.difference(name, h)) for h in self.heads} for name in joint},
-            "delta_m": {name: as_dict(self.delta_m(name)) for name in joint},
-        }
+        names = ("metrics", "directions", "split", "updates", "rates", "head_rates", "costs", "findings", "heads", "seeds")
+        found = {name: getattr(self, name) for name in names}
+        found["values"] = {name: {head: self.values(name, head) for head in self.heads} for name in self.variants}
+        differences = {name: {head: self.difference(name, head) for head in self.heads} for name in joint}
+        found |= {"differences": differences, "delta_m": {name: self.delta_m(name) for name in joint}}
+        plain: Config = as_json(found)
+        return plain
 
 
 def _label(line: Line, head: str = "") -> str:

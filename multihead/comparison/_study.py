@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import keras
 
-from multihead import balancing, weighting
-from multihead._ground.keras import STACK
 from multihead._ground.types import Config, Dataset, Given, Optimizer, Rate, Trainer
-from multihead._ground.validation import check_choice, check_positive_whole, check_whole, did_you_mean, is_number, quoted
+from multihead._ground.validation import check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.trainer import MultiHeadTrainer
 
 ALONE = "alone"
@@ -36,10 +35,10 @@ class Study:
     options: Config
     batch_size: int
     measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None
-    seeds: Given = (0,)
-    tuning_seeds: Given = (1000,)
-    rates: Given = (1e-3,)
-    budget: Given = ("updates", 1)
+    seeds: Given
+    tuning_seeds: Given
+    rates: Given
+    budget: Given
 
     @property
     def batches_per_update(self) -> int:
@@ -71,10 +70,10 @@ class Variant:
         return self.build is None and not self.as_alone and all(self.options.get(name) is None for name in _RULES)
 
     @property
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> Config:
         """The variant as text, by which a later call sees that it is the same."""
-        own = {"weights": self.weights or None, "build": self.build, "head_rates": ALONE if self.as_alone else None}
-        given = {name: value for name, value in own.items() if value is not None}
+        own = {"weights": self.weights, "build": self.build, "head_rates": ALONE if self.as_alone else None}
+        given = {name: value for name, value in own.items() if value}
         return {name: as_text(value) for name, value in (*given.items(), *sorted(self.options.items()))}
 
 
@@ -84,7 +83,6 @@ class Job:
 
     Attributes:
         head: The head of a single-task model; empty for a variant with all heads.
-        budget: The number of updates without equal cost, by which places in the order of the data are marked.
         head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
     """
 
@@ -95,7 +93,6 @@ class Job:
     rate: float
     updates: int = 1
     at_equal_cost: bool = False
-    budget: int = 1
     head_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -131,16 +128,13 @@ def as_text(value: Given) -> str:
         return "{" + ", ".join(f"{name}: {as_text(each)}" for name, each in sorted(value.items(), key=str)) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(as_text, value)) + "]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if value is None or isinstance(value, (str, int)):
+    if value is None or isinstance(value, (str, int, float)):
         return str(value)
     if callable(getattr(type(value), "get_config", None)):
         given = {name: each for name, each in value.get_config().items() if name != "name" and each is not None}
-        return f"{type(value).__name__}({', '.join(f'{name}={as_text(each)}' for name, each in sorted(given.items()))})"
-    inner = getattr(value, "func", None)  # of functools.partial
-    if inner is not None:
-        return f"{as_text(inner)}({as_text(list(value.args))}, {as_text(value.keywords)})"
+        return f"{type(value).__name__}({as_text(given) if given else ''})"
+    if isinstance(value, functools.partial):
+        return f"{as_text(value.func)}({as_text(value.args)}, {as_text(value.keywords)})"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
@@ -150,59 +144,22 @@ def copied(options: Config) -> Config:
     return {name: type(each).from_config(each.get_config()) if name in have else each for name, each in options.items()}
 
 
-def settings_of(study: Study, probed: Config) -> Config:
-    """What must be the same when a comparison goes on in another call, except `rates` and further tuning seeds."""
-    return {
-        "heads": list(probed["metrics"]),
-        "metrics": {head: list(metric) for head, metric in probed["metrics"].items()},
-        "split": probed["split"],
-        "updates": probed["updates"],
-        "rates": list(study.rates),
-        "tuning_seeds": list(study.tuning_seeds),
-        "batch_size": study.batch_size,
-        "optimizer": as_text(study.optimizer),
-        "options": {name: as_text(value) for name, value in sorted(study.options.items())},
-        "measure": as_text(study.measure),
-        "start": probed["start"],
-        "first_batch": probed["first_batch"],
-        "keras": f"{STACK}, {keras.__version__}",
-    }
-
-
 # What `compare` is given
 
 
 def checked(study: Study) -> Study:
     """The arguments of `compare` in one form; those that are out of range or of a wrong type are errors."""
-    seeds, tuning_seeds, rates, optimizer = study.seeds, study.tuning_seeds, study.rates, study.optimizer
     _check_build("build", study.build)
-    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
+    if not callable(study.optimizer) or isinstance(study.optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "
-            f"Received: optimizer={optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
+            f"Received: optimizer={study.optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
         )
-    if study.measure is not None and not callable(study.measure):
-        raise TypeError(
-            "`measure` must be a function of a trainer and a part of the data that returns metrics by name. "
-            f"Received: measure={study.measure!r}. Omit it to use `evaluate`."
-        )
-    found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
-    numbers = [check_whole("seeds", seed) for seed in found] if isinstance(found, Sequence) and len(found) else []
-    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0 or isinstance(found, str):
-        raise ValueError(
-            "`seeds` must be a number of seeds, at least 1, or a list of different whole numbers of at least 0. "
-            f"Received: seeds={seeds!r}. Pass, for example, 5."
-        )
-    several = isinstance(tuning_seeds, Sequence) and not isinstance(tuning_seeds, str)
-    own = [check_whole("tuning_seeds", seed) for seed in (tuning_seeds if several else [tuning_seeds])]
-    if not own or len(set(own)) < len(own) or set(own) & set(numbers) or min(own) < 0:
-        raise ValueError(
-            "`tuning_seeds` must be a seed of its own, at least 0, or a list of different ones, so that the learning rates "
-            f"are not chosen on the reported seeds. Received: tuning_seeds={tuning_seeds!r} with seeds {quoted(numbers)}. "
-            "Choose another."
-        )
-    grid = [rates] if is_number(rates) else rates
-    if not isinstance(grid, Sequence) or not grid or not all(is_number(rate) and rate > 0 for rate in grid):
+    seeds = _read_seeds("seeds", study.seeds, range(study.seeds) if isinstance(study.seeds, int) else study.seeds)
+    own = study.tuning_seeds if isinstance(study.tuning_seeds, Sequence) else [study.tuning_seeds]
+    own = _read_seeds("tuning_seeds", study.tuning_seeds, own, seeds)
+    rates = [study.rates] if is_number(study.rates) else study.rates
+    if not isinstance(rates, Sequence) or not rates or not all(is_number(rate) and rate > 0 for rate in rates):
         raise ValueError(
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
@@ -215,21 +172,30 @@ def checked(study: Study) -> Study:
             f"Received: budget={budget!r}. {hint}"
         )
     ((unit, number),) = budget.items()
-    argument = f"budget[{unit!r}]" if isinstance(study.budget, Mapping) else "budget"
-    options = _read_options("options", study.options or {}, without=_OF_JOINT_TRAINING)
+    options = _read_options("options", study.options or {}, (), _OF_JOINT_TRAINING)
     check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
     return replace(
         study,
         options=options,
         batch_size=check_positive_whole("batch_size", study.batch_size),
-        seeds=tuple(numbers),
-        tuning_seeds=tuple(own),
-        rates=tuple(sorted({float(rate) for rate in grid})),
-        budget=(unit, check_positive_whole(argument, number)),
+        seeds=seeds,
+        tuning_seeds=own,
+        rates=tuple(sorted({float(rate) for rate in rates})),
+        budget=(unit, check_positive_whole("budget", number)),
     )
 
 
-def read_variants(variants: Given) -> dict[str, Variant]:
+def _read_seeds(argument: str, given: Given, found: Given, others: Sequence[int] = ()) -> tuple[int, ...]:
+    seeds = tuple(check_whole(argument, seed) for seed in found) if isinstance(found, Sequence) else ()
+    if not seeds or len({*seeds, *others}) < len(seeds) + len(others) or min(seeds) < 0:
+        rule = "a number of seeds, at least 1, or a list of different whole numbers of at least 0"
+        if others:
+            rule = f"a seed, or a list of different ones, of at least 0 and none of `seeds`, {quoted(others)}"
+        raise ValueError(f"`{argument}` must be {rule}. Received: {argument}={given!r}. Choose others.")
+    return seeds
+
+
+def read_variants(variants: Given, build: Callable[[], Trainer]) -> dict[str, Variant]:
     """The variants by name, checked as far as this can be done without a trainer."""
     if not isinstance(variants, Mapping) or not variants:
         raise ValueError(
@@ -243,20 +209,15 @@ def read_variants(variants: Given) -> dict[str, Variant]:
                 f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and "
                 f"not end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
             )
-        if not isinstance(given, Mapping):
+        weights, own, as_alone = (given.get(each) if isinstance(given, Mapping) else None for each in _OWN)
+        if not isinstance(given, Mapping) or not isinstance(weights or {}, Mapping):
             raise TypeError(
-                f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
-                f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the "
-                "weights of `build`."
+                f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`, and "
+                f"`weights` a dict by head name. Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} "
+                "is the plain sum with the weights of `build`."
             )
-        weights, build, as_alone = (given.get(own) for own in _OWN)
-        if not isinstance(weights or {}, Mapping) or not all(is_number(w) and w >= 0 for w in (weights or {}).values()):
-            raise ValueError(
-                f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
-                f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
-            )
-        if build is not None:
-            _check_build(f"variants[{name!r}]['build']", build)
+        if own is not None:
+            _check_build(f"variants[{name!r}]['build']", own)
         if as_alone not in (None, ALONE):
             raise ValueError(
                 f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning "
@@ -265,20 +226,12 @@ def read_variants(variants: Given) -> dict[str, Variant]:
             )
         options = {option: value for option, value in given.items() if option not in _OWN}
         options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
-        found[name] = Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
+        found[name] = Variant(name, dict(weights or {}), options, None if own is build else own, as_alone == ALONE)
     return found
 
 
 def _check_build(argument: str, build: Given) -> None:
-    is_function = callable(build) and not isinstance(build, keras.layers.Layer)
-    try:
-        if is_function:
-            inspect.signature(build).bind()
-    except TypeError:
-        is_function = False
-    except ValueError:  # a function of C that does not say what it takes
-        pass
-    if not is_function:
+    if not callable(build) or isinstance(build, keras.layers.Layer):
         raise TypeError(
             f"`{argument}` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "
             f"Received: {build!r}. Pass the function itself, so that each run has a trainer of its own; "
@@ -286,38 +239,18 @@ def _check_build(argument: str, build: Given) -> None:
         )
 
 
-def _read_options(argument: str, options: Config, others: Sequence[str] = (), without: Sequence[str] = ()) -> Config:
+def _read_options(argument: str, options: Config, others: Sequence[str], without: Sequence[str]) -> Config:
     """Options of `compile`: those that are not in `without`; the same dict may also have `others`."""
-    if not isinstance(options, Mapping):
-        raise TypeError(
-            f"`{argument}` must be a dict of options of `compile`. Received: {options!r}. Pass, for example, "
-            "{'clip': clipping.ByGlobalNorm(1.0)}."
+    excluded = ("self", "optimizer", "target_scaling", *without)
+    known = [name for name in inspect.signature(MultiHeadTrainer.compile).parameters if name not in excluded]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        otherwise = (
+            "What is the same for all variants is an argument of `compare` or belongs in its `options`, what concerns joint "
+            "training in `variants`, and `target_scaling` in `add_head`."
         )
-    parameters = inspect.signature(MultiHeadTrainer.compile).parameters.values()
-    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-    known = [name for name in known if name not in (*without, "target_scaling")]
-    for name in options:
-        if name not in known:
-            hint = did_you_mean([name], [*known, *others], "Correct its name, or omit it.")
-            if name in (*without, "optimizer"):
-                hint = f"`{name}` is the same for all variants: it is an argument of `compare`, or belongs in its `options`."
-            raise ValueError(
-                f"`{argument}` must have options of `compile` that a variant can choose: {quoted([*others, *known])}. "
-                f"Received: {name!r}. {hint}"
-            )
-    for name, module in (("balancer", balancing), ("weighting", weighting)):
-        if isinstance(options.get(name), str):
-            module.get(options[name])  # a misspelt name is an error here, before anything is trained
+        raise ValueError(
+            f"`{argument}` must have only these options of `compile`: {quoted([*others, *known])}. "
+            f"Received: {quoted(unknown)}. {did_you_mean(unknown, [*known, *others], otherwise)}"
+        )
     return copied(options)
-
-
-def chosen(equal_cost: Given, variants: Mapping[str, Variant]) -> list[str]:
-    """The names of the variants that are trained at equal cost, too."""
-    if isinstance(equal_cost, bool):
-        return list(variants) if equal_cost else []
-    if isinstance(equal_cost, str) or not isinstance(equal_cost, Sequence):
-        raise TypeError(
-            "`equal_cost` must be True, False or a list of names of variants. "
-            f"Received: equal_cost={equal_cost!r}. Pass, for example, {list(variants)[:1]!r}."
-        )
-    return [check_choice("equal_cost", name, list(variants)) for name in equal_cost]

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from multihead._display.drawing import as_text, bars, heat_map, new_figure
-from multihead._ground.types import Config, Figure, Given
-from multihead.diagnosis._statistics import Cosines
+from multihead._ground.types import Config, Figure
+from multihead.diagnosis._statistics import Cosines, as_json, interval
 
 __all__ = ["Diagnosis", "Finding"]
 
@@ -19,21 +19,14 @@ LEVELS = ("representation", "parameters")
 
 
 class Finding(str):
-    """A sentence about the heads.
-
-    Args:
-        sentence: The finding and its remedy.
-        kind: A short name of the finding, such as `"scale"`; see `Diagnosis`.
-        heads: The heads concerned.
-    """
+    """A sentence with a finding and its remedy, a short `kind`, such as `"scale"`, and the `heads` concerned."""
 
     kind: str
     heads: tuple[str, ...]
 
     def __new__(cls, sentence: str, kind: str = "", heads: Sequence[str] = ()) -> Finding:
         finding = super().__new__(cls, sentence)
-        finding.kind = kind
-        finding.heads = tuple(heads)
+        finding.kind, finding.heads = kind, tuple(heads)
         return finding
 
 
@@ -41,15 +34,14 @@ class Finding(str):
 class Diagnosis:
     """Measurements on a number of batches, and findings about them; `print` shows the findings first.
 
-    With `g_k` the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's
-    `"parameters"`:
+    `g_k` is the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's `"parameters"`.
 
     Attributes:
         heads: The heads' names, in the order of all arrays below.
         batches: The number of batches measured.
         losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
-        constant_losses: `[heads]`: the same, with the same class and sample weights, if a head predicted the best constant,
-            such as the mean for `"mse"` and the frequencies of the classes for a cross-entropy; NaN if unknown.
+        constant_losses: `[heads]`: the same, with the same class and sample weights, if a head predicted the best of some
+            constants, such as the mean for `"mse"` and the frequencies of the classes for a cross-entropy; NaN if unknown.
         progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
             constant, with a gradient that is mostly noise in these batches: done, or learning slowly), `"done"` (almost
             nothing is left of the loss), or `"unknown"`.
@@ -60,9 +52,9 @@ class Diagnosis:
         scalable: For each head, whether it can have a `target_scaling`.
         reads: For each head, whether it reads each floating-point tensor of the representation.
         norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
-        spreads: By level, the cosines of `g_i` and `g_j`: their `mean` and standard `deviation` over batches, the ends `low`
-            and `high` of a 95 % confidence interval of the mean, and the fraction of batches in which they are `negative`;
-            `[heads, heads]` each, NaN for heads without a common batch.
+        spreads: By level, the cosines of `g_i` and `g_j`, `[heads, heads]`: over batches, their `mean`, standard
+            `deviation`, the ends `low` and `high` of a 95 % confidence interval of the mean, and the fraction `negative` of
+            batches in which they are below 0. NaN for heads without a common batch, and all but two of them for one batch.
         mean_cosines: `[heads, heads]`: the cosines of the means of `g_i` and `g_j` over all batches, at the parameters.
         signal_to_noise: `[heads]`: the squared norm of the mean of `g_k` over the variance of `g_k` of one batch, at the
             parameters; NaN for a single batch.
@@ -71,8 +63,7 @@ class Diagnosis:
         layer_cosines: By encoder layer, as `spreads`.
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
-        predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row of
-            them.
+        predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row.
         finite: `[heads]`: whether all losses and gradients were finite.
         findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
@@ -141,24 +132,16 @@ class Diagnosis:
         ]
         pairs = list(itertools.combinations(range(len(self.heads)), 2))
         if pairs:
-            rows = [
-                [f"{self.heads[i]} and {self.heads[j]}", *(self._cosine(level, i, j) for level in LEVELS)] for i, j in pairs
-            ]
+            rows = []
+            for i, j in pairs:
+                spreads = [[values[i, j] for values in self.spreads[level]] for level in LEVELS]
+                cells = [interval((mean, low, high), "+.2f") for mean, _, low, high, _ in spreads]
+                rows.append([f"{self.heads[i]} and {self.heads[j]}", *cells])
             found.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
         return found
 
-    def _cosine(self, level: str, i: int, j: int) -> str:
-        spread = self.spreads[level]
-        if np.isnan(spread.mean[i, j]):
-            return "none"
-        interval = "" if np.isnan(spread.low[i, j]) else f" ({spread.low[i, j]:+.2f} to {spread.high[i, j]:+.2f})"
-        return f"{spread.mean[i, j]:+.2f}{interval}"
-
     def plot(self) -> Figure:
-        """Draws shares and norms of the heads, losses against constant predictions, and cosines by layer.
-
-        Returns:
-            A `matplotlib.figure.Figure`.
+        """Draws shares and norms of the heads, losses against constant predictions, and cosines.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -176,26 +159,10 @@ class Diagnosis:
         return figure
 
     def to_dict(self) -> Config:
-        """All measurements, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
-
-        Non-finite numbers are None.
-        """
+        """All measurements, findings and the suggestion, as JSON takes them; non-finite numbers are None."""
         measured = {**vars(self), "shares": self.shares, "cosines": self.cosines, "conflicts": self.conflicts}
-        plain = {name: _as_json(value) for name, value in measured.items() if name not in ("findings", "suggestion")}
+        plain = {name: as_json(value) for name, value in measured.items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
         serialize = keras.saving.serialize_keras_object
         suggested = {name: serialize(value) for name, value in self.suggestion.items()}
         return {**plain, "findings": found, "suggestion": suggested}
-
-
-def _as_json(value: Given) -> Given:
-    """A value as JSON takes it."""
-    if isinstance(value, Cosines):
-        return {name: _as_json(each) for name, each in value._asdict().items()}
-    if isinstance(value, dict):
-        return {name: _as_json(each) for name, each in value.items()}
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_as_json(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead._data.batch import Batch, batch_size
 from multihead._ground.calls import graph_function
 from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import owner_names
 from multihead._ground.tensors import gramian, norm_of_present
 from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
@@ -20,9 +21,8 @@ from multihead._update.representation import DetachedRepresentation, call_encode
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._constant import constant_predictions
-from multihead.diagnosis._findings import find
+from multihead.diagnosis._findings import find, suggest
 from multihead.diagnosis._statistics import cosines_of, root_mean_squares, signal_of
-from multihead.diagnosis._suggestion import suggest
 from multihead.losses._known import with_columns
 
 _LEARNED, _ALMOST_ALL = 0.05, 0.95
@@ -34,7 +34,10 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
 
     Metrics and the modules' state change as in training, and the caller must restore them.
     """
-    names, layers = tuple(spec.network.layers), list(spec.network.layers.values())
+    by_name: dict[str, list[int]] = {}  # the encoder's layers with trainable variables: the positions of these among all
+    for i, owner in enumerate(owner_names(spec.network.encoder, spec.network.variables.encoder)):
+        by_name.setdefault(owner, []).append(i)
+    names, layers = tuple(by_name), list(by_name.values())
     heads = [copy.copy(head) for head in spec.network.heads]
     for head in heads:
         head.checks_range = False  # predictions that are no probabilities are a finding

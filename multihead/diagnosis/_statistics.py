@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
+
+from multihead._ground.types import Given
 
 
 class Cosines(NamedTuple):
-    """The cosines of two heads' gradients over batches, `[heads, heads]` each; NaN for heads without a common batch.
-
-    Attributes:
-        mean: Their mean.
-        deviation: Their standard deviation; NaN for a single batch.
-        low: The lower end of a 95 % confidence interval of the mean; NaN for a single batch.
-        high: Its upper end.
-        negative: The fraction of batches in which the cosine is negative.
-    """
+    """The cosines of two heads' gradients over batches: see `Diagnosis.spreads`."""
 
     mean: np.ndarray
     deviation: np.ndarray
@@ -49,22 +46,17 @@ def cosines_of(gramians: np.ndarray) -> Cosines:
         return Cosines(mean, deviation, np.maximum(mean - margin, -1), np.minimum(mean + margin, 1), negative)
 
 
+@functools.cache
 def student_quantile(probability: float, degrees: int) -> float:
     """The value below which Student's variable lies with a probability of at least 0.5, by bisection.
 
-    The probability that it lies between `-t` and `t`, for `t = sqrt(degrees) tan(angle)`, is a finite sum for a whole
-    number of degrees of freedom: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
+    It lies between `-t` and `t`, for `t = sqrt(degrees) tan(angle)`, with the probability `I(sin(angle)^2; 1/2, degrees/2)`
+    of the regularized incomplete beta function: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.1.
     """
-    low, high, is_odd = 0.0, math.pi / 2, degrees % 2 == 1
+    low, high = 0.0, math.pi / 2
     for _ in range(80):  # far beyond the 53 bits of a double
         angle = (low + high) / 2
-        sine, cosine = math.sin(angle), math.cos(angle)
-        term = cosine if is_odd else 1.0
-        total = term if degrees > 1 else 0.0
-        for i in range(3 if is_odd else 2, degrees - 1, 2):
-            term *= cosine**2 * (i - 1) / i
-            total += term
-        within = (angle + sine * total) * 2 / math.pi if is_odd else sine * total
+        within = tf.math.betainc(*np.float64([0.5, degrees / 2, math.sin(angle) ** 2]))
         low, high = (angle, high) if within < 2 * probability - 1 else (low, angle)
     return math.sqrt(degrees) * math.tan((low + high) / 2)
 
@@ -86,3 +78,25 @@ def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) ->
         variance = np.where(n > 1, n / (n - 1) * np.maximum(mean_square - square_of_mean, 0), np.nan)
         signal = np.maximum(square_of_mean - variance / n, 0)
         return np.where(mean_square > 0, signal / variance, np.nan), signal > variance / n
+
+
+def interval(found: Sequence[float], form: str) -> str:
+    """A mean with the two ends of its interval, as text."""
+    mean, low, high = found
+    if not np.isfinite(mean):
+        return "unknown"
+    return f"{mean:{form}} ({low:{form}} to {high:{form}})" if np.isfinite(low) else f"{mean:{form}}"
+
+
+def as_json(value: Given) -> Given:
+    """A value as JSON takes it: lists, dicts, numbers and strings; non-finite numbers are None."""
+    if hasattr(value, "_asdict"):
+        verdict = {"verdict": value.verdict} if hasattr(value, "verdict") else {}
+        return {**as_json(value._asdict()), **verdict}
+    if isinstance(value, dict):
+        return {name: as_json(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

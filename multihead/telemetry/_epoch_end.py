@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable
 
 import keras
+import tensorflow as tf
 
 from multihead._ground.types import Callback, Logs
 from multihead._update.faults import Faults
@@ -17,8 +18,8 @@ MOST_OVERFLOWS = 15
 
 
 def _report(faults: Faults) -> str | None:
-    """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-    skipped, overflows, names = faults.counted()
+    """A sentence about the epoch's skipped updates, with the place of the last one; None if no update was skipped."""
+    skipped, overflows, is_fault = faults.counted()
     if overflows > MOST_OVERFLOWS:
         return (
             f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
@@ -26,13 +27,12 @@ def _report(faults: Faults) -> str | None:
             "labels. `mixed_bfloat16` needs no loss scaling."
         )
     were = "was" if skipped == 1 else "were"
-    if skipped and names is None:
+    if skipped and not is_fault:
         return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
     if skipped:
-        cause, remedy = faults.cause()
-        place = f"{names}; the last one {faults.when()}"
-        reason = "because a loss or gradient was not finite"
-        return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
+        cause, place, remedy = faults.described()
+        reason = f"because a loss or gradient was not finite, the last one {place}"
+        return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}. {remedy}"
     return None
 
 
@@ -55,7 +55,7 @@ class EpochEnd(keras.callbacks.Callback):
         """Called by Keras before a validation, which resets the metrics."""
         metrics = self.model.log_metrics
         if metrics is not None and self._seen is None:
-            self._seen = int(metrics.batches), _report(self.model.update_spec.faults)
+            self._seen = int(tf.convert_to_tensor(metrics.batches)), _report(self.model.update_spec.faults)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""

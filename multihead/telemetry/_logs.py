@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._ground.layers import losses_of_call, losses_of_weights
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Given, Metric, Tensor
 from multihead._update.spec import UpdateSpec
@@ -96,7 +97,7 @@ class LogMetrics:
         self._keys: list[Key] = [*losses, *names, ADDED_LOSS, "total", *weighted]
         self.sums = Sums(self, len(self._keys), len(self.averaged), (latest, len(self.columns)))
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
-        self._adds_losses = spec.network.adds_losses
+        self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
         self._names_in_logs: list[str] | None = None
 
     @property
@@ -127,7 +128,7 @@ class LogMetrics:
         self._show_added(update.added_loss)
         of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
         is_usable = applied & tf.math.is_finite(tf.add_n(of_examples)) if of_examples else applied
-        examples = where(is_usable, update.num_examples, 0.0)
+        examples = where(is_usable, update.losses.given.examples, 0.0)
         added, total = (
             0.0 if each is None else where(is_usable, each * examples, 0.0) for each in (update.added_loss, total)
         )

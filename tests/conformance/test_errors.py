@@ -100,6 +100,7 @@ ERRORS = [
     (lambda: fit(made(), X[:0], EMPTY), "`x` must yield at least one batch"),
     (lambda: fit(made(), DATASET.take(0), None), "`x` must yield at least one batch"),
     (lambda: fit(made(), iter([]), None), "`x` must yield at least one batch"),
+    (lambda: fit(made(), validation_data=DATASET.take(0)), "In `validation_data`: `x` must yield at least one batch"),
     (
         lambda: weight_set("b", 0.0).compute_gradients((X, {"a": Y["a"], "b": Y["b"][:5]})),
         "one row for each example. Received: 5 for 8 in the inputs",

@@ -121,7 +121,7 @@ def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
 
 def test_a_weight_of_0_that_nobody_was_told_of_is_an_error():
     trainer = trainer_of()
-    at = At(batch_1=lambda t: t.head_weights.variable("size").assign(0.0))
+    at = At(batch_1=lambda t: t.head_weights.by_head["size"].assign(0.0))
     with pytest.raises(ValueError, match="`set_weight` or `set_idle` must be called to make a head idle in `fit`"):
         fit(trainer, callbacks=[at])
     assert same(at.states[-1], state_of(trainer, "size"))

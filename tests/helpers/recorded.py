@@ -19,7 +19,6 @@ def settings(**others):
         "heads": ["kind", "size"],
         "metrics": {"kind": ["kind_accuracy", "max"], "size": ["size_mae", "min"]},
         "split": "test",
-        "rates": [0.001, 0.01, 0.1],
     }
     return {"settings": {**found, **others}}
 
@@ -42,6 +41,7 @@ def run(variant, seed, values, *, head="", at_equal_cost=False, rate=0.01, kind=
 def lines():
     found = [settings()]
     found += [{"variant": variant, "is_fixed": variant != "EqualNorms", "how": {}} for variant in VARIANTS]
+    found += [{"chosen": "EqualNorms, equal cost", "rate": 0.1, "rates": [0.001, 0.01, 0.1]}]
     found += [{"cost": "EqualNorms", "update_ratio": 0.625, "serve_ratio": 0.5}]
     for seed in SEEDS:
         found += [run("alone", seed, {head: values[seed]}, head=head) for head, values in ALONE.items()]

@@ -316,7 +316,7 @@ ERRORS = [
         {},
         r"must yield batches.*Received: a \w+ of tensors of shapes \(3,\), \(1,\).*call `.batch\(32\)`",
     ),
-    (lambda: (X, {"a": Y, "b": categories()}), {}, r"`y\['b'\]` must be numbers.*Series with categories.*cat"),
+    (lambda: (X, {"a": Y, "b": categories()}), {}, r"`targets\['b'\]` must be numbers.*dtype string"),
     (
         lambda: (X, {"a": Y, "b": np.array([None, 1.0] * 5, object)}),
         {},
@@ -325,7 +325,7 @@ ERRORS = [
     (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
     (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2"),
     (lambda: ({"x": object()}, BOTH), {}, r"`x\['x'\]` must be an array.*Received: a object"),
-    (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: a generator"),
+    (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: x of type generator"),
     (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),
     (
         lambda: (generator([(X, BOTH), (X.astype(int), BOTH)]), None),

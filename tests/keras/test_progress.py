@@ -77,23 +77,3 @@ def test_skipped_updates_are_shown_if_there_are_any(model, capsys):
         model.fit(X, bad, verbose=2)
     model.heads["price"].module.bias.assign([0.0])
     assert "skipped_updates" in printed_names(capsys)
-
-
-@pytest.mark.parametrize(
-    ("positional", "named", "message"),
-    [
-        (("mse",), {}, r"`loss` belongs to a head.* Received: loss='mse'.*`trainer\.add_head\(name, module, loss\)`"),
-        ((), {"loss": {"price": "mse"}}, r"`loss` belongs to a head.* Received: loss=\{'price': 'mse'\}"),
-        ((), {"metrics": ["mae"]}, r"`metrics` belongs to a head.*add_head\(name, module, loss, metrics=\[\.\.\.\]\)`"),
-        ((), {"loss_weights": [1, 2]}, r"`loss_weights` belongs to a head.*add_head\(name, module, loss, weight=\.\.\.\)`"),
-        ((), {"weighted_metrics": []}, r"`weighted_metrics` belongs to a head.*metrics=\[\.\.\.\]\)`"),
-        ((), {"weight": 0.5}, r"`weight` belongs to a head.*add_head\(name, module, loss, weight=...\)"),
-        ((), {"lr": 0.5}, "`lr` belongs to the optimizer.*Pass `learning_rate` to the optimizer"),
-        ((), {"momentum": 0.5}, "`momentum` belongs to the optimizer"),
-        ((), {"global_clipnorm": 0.5}, r"another argument of `compile`.*clip=clipping.ByGlobalNorm\(0.5\)"),
-        ((), {"ballancer": "MGDA"}, r"compile\(\) got an unexpected keyword argument 'ballancer'"),
-    ],
-)
-def test_compile_says_where_an_argument_belongs(model, positional, named, message):
-    with pytest.raises(TypeError, match=message):
-        model.compile("sgd", *positional, **named)

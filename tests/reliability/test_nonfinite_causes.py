@@ -119,8 +119,8 @@ CAUSES = {
     in_targets: "The labels and sample weights must be valid.* head 'b'",
     in_sample_weights: "The labels and sample weights must be valid.* head 'b'",
     in_weights: "The weights must be finite.*'[^']*kernel'",
-    of_a_loss: "The module and the loss of head 'b' must give finite values",
-    of_a_module: "The module and the loss of head 'b' must give finite values",
+    of_a_loss: "The encoder, the modules and the losses must give finite values",
+    of_a_module: "The encoder, the modules and the losses must give finite values",
     of_the_encoder: "The encoder, the modules and the losses must give finite values",
     of_one_head: "The encoder, the modules and the losses must give finite values",
 }

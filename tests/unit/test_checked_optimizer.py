@@ -11,27 +11,26 @@ from multihead._trainer.options import check_optimizer
 
 ADAM = keras.optimizers.Adam
 ONE = "Pass one optimizer, which trains everything"
-INSTANCE = "Pass an instance, or a dict with 'class_name' and 'config'"
+INSTANCE = r"Pass an instance, as in keras.optimizers.Adam\(0.001\)"
 
 WRONG = {
-    "nothing": (lambda: None, "Pass one of these."),
-    "a number": (lambda: 0.01, r"Pass it to an optimizer, as in keras.optimizers.Adam\(0.01\)"),
-    "a schedule": (lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), r"keras.optimizers.Adam\(schedule\)"),
-    "a class": (lambda: ADAM, r"Pass what it returns, as in Adam\(\)"),
-    "a function": (lambda: ADAM.from_config, r"Pass what it returns, as in from_config\(\)"),
+    "nothing": (lambda: None, INSTANCE),
+    "a number": (lambda: 0.01, INSTANCE),
+    "a schedule": (lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), INSTANCE),
+    "a class": (lambda: ADAM, INSTANCE),
+    "a function": (lambda: ADAM.from_config, INSTANCE),
     "a name": (lambda: "Adamm", "Did you mean 'adam'"),
     "bytes": (lambda: b"adam", "Did you mean 'adam'"),
-    "another name": (lambda: "mse", "Pass one of these."),
-    "a layer": (lambda: keras.layers.Dense(1), "Pass one of these."),
-    "a list": (lambda: [ADAM(), ADAM()], ONE),
-    "by head": (lambda: {"encoder": ADAM(), "a": ADAM()}, ONE),
+    "another name": (lambda: "mse", INSTANCE),
+    "a layer": (lambda: keras.layers.Dense(1), INSTANCE),
+    "a list": (lambda: [ADAM(), ADAM()], INSTANCE),
+    "by head": (lambda: {"encoder": ADAM(), "a": ADAM()}, INSTANCE),
     "a pair": (lambda: ("adam", 0.1), INSTANCE),
     "an empty dict": (dict, INSTANCE),
     "arguments": (lambda: {"name": "adam", "learning_rate": 0.1}, INSTANCE),
     "a part of a configuration": (ADAM().get_config, INSTANCE),
-    "a misspelt configuration": (lambda: {"class_name": "Adaam", "config": {}}, "Did you mean 'adam'"),
-    "an unknown configuration": (lambda: {"class_name": "Qqq", "config": {}}, "Register its class with Keras"),
-    "a wrong argument": (lambda: {"class_name": "Adam", "config": {"qqq": 1}}, "Correct its 'config'. Keras says: .*qqq"),
+    "an unknown configuration": (lambda: {"class_name": "Qqq", "config": {}}, "Keras says: .*Qqq"),
+    "a wrong argument": (lambda: {"class_name": "Adam", "config": {"qqq": 1}}, "Keras says: .*qqq"),
 }
 
 
@@ -69,13 +68,13 @@ def test_an_optimizer_in_another_one_is_refused():
 @pytest.mark.parametrize(
     "name", [name for name in vars(getattr(keras.optimizers, "legacy", keras)) if name[0].isupper() and name != "Optimizer"]
 )
-def test_legacy_optimizers_have_a_successor(name):
+def test_legacy_optimizers_are_refused(name):
     kind = getattr(keras.optimizers.legacy, name)
-    with pytest.raises(ValueError, match=rf"Received: {name} of .*legacy optimizer. Use keras.optimizers.{name}\."):
+    with pytest.raises(ValueError, match=rf"Received: {name} of .*legacy optimizer. Use its counterpart"):
         check_optimizer(kind())
 
 
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 does not take them")
 def test_an_optimizer_of_tensorflow_1():
-    with pytest.raises(ValueError, match="Received: AdamOptimizer of tensorflow.*Use keras.optimizers.Adam"):
+    with pytest.raises(ValueError, match="Received: AdamOptimizer of tensorflow.*Use its counterpart in keras.optimizers"):
         check_optimizer(tf.compat.v1.train.AdamOptimizer())

@@ -88,7 +88,10 @@ ERRORS = {
     "zero": (lambda: schedules.Sample({"a": 0}), r"`turns\['a'\]` must be a finite number above 0"),
     "seed": (lambda: schedules.Sample({"a": 1}, seed=0.5), r"`seed` must be a whole number. Received: seed=0.5"),
     "threshold": (lambda: schedules.WhileConflicting(2), r"`threshold` must be a finite number at least -1 and at most 1"),
-    "momentum": (lambda: schedules.WhileConflicting(momentum=1), r"`momentum` must be a finite number at least 0 and below 1"),
+    "momentum": (
+        lambda: schedules.WhileConflicting(momentum=1),
+        r"`momentum` must be a finite number at least 0 and below 1",
+    ),
     "probe": (lambda: schedules.WhileConflicting(probe_every=1), r"`probe_every` must be a whole number of at least 2"),
     "never": (lambda: schedules.Sample({"a": 1}).bind(["a", "b"]), r"the head 'b' is missing"),
 }

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, compare, comparison
 from multihead.comparison import _run
-from multihead.comparison._data import Feed, batches_per_epoch, parts_of
+from multihead.comparison._data import batches_of, batches_per_epoch
 from tests.helpers import compared
 from tests.helpers.compared import EAGER, HEADS, VARIANTS
 
@@ -43,15 +43,11 @@ def test_every_variant_of_a_seed_has_the_same_start_and_the_same_order_of_data(f
     found, _, _ = first
     for seed in (0, 1, 1000):
         of_seed = [line for line in found.lines if line.get("seed") == seed]
-        assert len(of_seed) >= 5
-        for part in ("encoder", *HEADS):
-            assert len({line["start"][part] for line in of_seed if part in line["start"]}) == 1
+        assert len(of_seed) >= 5 and len({line["start"] for line in of_seed}) == 1
         longest = max((line["order"] for line in of_seed), key=len)
         assert all(line["order"] == longest[: len(line["order"])] for line in of_seed)
-    starts = {line["seed"]: line["start"]["encoder"] for line in found.lines if "run" in line}
+    starts = {line["seed"]: line["start"] for line in found.lines if "run" in line}
     assert len(set(starts.values())) == 3
-    alone = {line["head"]: set(line["start"]) for line in runs(found.lines) if line["variant"] == "alone"}
-    assert alone == {"kind": {"encoder", "kind"}, "size": {"encoder", "size"}}
 
 
 @pytest.mark.programs
@@ -61,9 +57,6 @@ def test_epochs_are_updates_and_equal_cost_is_that_of_measured_times(first):
     (cost,) = (line for line in found.lines if "cost" in line)
     assert found.updates["EqualNorms, equal cost"] == round(6 / cost["update_ratio"])
     assert 0.2 < cost["update_ratio"] < 2 and 0 < cost["serve_ratio"] < 2
-    assert cost["update_ratio"] == pytest.approx(
-        cost["update_seconds"] / sum(cost["alone_update_seconds"].values()), rel=0.5
-    )
     assert "size 0.1, equal cost" not in found.variants
 
 
@@ -168,14 +161,15 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
             by_rate.setdefault(line["rate"], []).append(line["metrics"]["validation"]["kind_accuracy"])
     assert all(len(each) == 2 for each in by_rate.values())
     assert more.rates["kind alone"] == max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
-    with pytest.raises(ValueError, match=r"tuning_seeds: \[1000, 1001\] in the file, \[1001\] now"):
-        compare(compared.build, compared.arrays, variants, [0], {"epochs": 2}, **{**options, "tuning_seeds": 1001})
+    calls.clear()
+    other = compare(compared.build, compared.arrays, variants, [0], {"epochs": 2}, **{**options, "tuning_seeds": 1001})
+    assert other.rates["size alone"] == 1e-5 and [job.kind for job in calls if job.kind == "tune"] == []
 
 
 @pytest.mark.programs
 def test_a_variant_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
     monkeypatch.setattr(_run, "ROUNDS", 1)
-    monkeypatch.setattr(_run, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(_run, "LEAST_SECONDS", 0.0)
     wide = {"build": compared.build_wide}
     variants = {"plain sum": {"build": compared.build}, "wide": wide, "wide EqualNorms": {**wide, "balancer": "EqualNorms"}}
     file = tmp_path / "wide.jsonl"
@@ -183,7 +177,7 @@ def test_a_variant_may_have_a_wider_encoder_than_the_single_task_models(tmp_path
     found = compare(compared.build, compared.arrays, variants, 1, 2, **options)
     starts = {}
     for line in runs(found.lines):
-        starts.setdefault(line["variant"], set()).add(line["start"]["encoder"])
+        starts.setdefault(line["variant"], set()).add(line["start"])
     assert starts["alone"] == starts["plain sum"] != starts["wide"] == starts["wide EqualNorms"]
     assert all(len(each) == 1 for each in starts.values())
     # An encoder of 3 inputs, a classifier of 3 classes, a regression: kernels and biases.
@@ -201,7 +195,7 @@ def test_a_variant_may_have_a_wider_encoder_than_the_single_task_models(tmp_path
     # So does a variant whose function was edited.
     monkeypatch.setattr(compared, "build_wide", _named("build_wide", functools.partial(compared.build, units=8)))
     with pytest.raises(
-        ValueError, match=r"`variants\['wide'\]\['build'\]` must make the same trainer as for the runs in `file`"
+        ValueError, match=r"`variants\['wide'\]` must be the same as in `file`, and its `build` make the same weights"
     ):
         compare(compared.build, compared.arrays, {"wide": {"build": compared.build_wide}}, 1, 2, **options)
 
@@ -215,11 +209,6 @@ def _named(name, function):
 
 
 # Data
-
-
-def feed(given, batch_size=8, seed=0, marked=1):
-    part = parts_of({"train": given, "validation": given}, seed)["train"]
-    return Feed(part, batch_size=batch_size, seed=seed, marked=marked)
 
 
 @pytest.mark.programs
@@ -240,7 +229,6 @@ def test_data_sets_that_shuffle_come_in_the_same_order_if_a_function_makes_them(
         (lambda x, y: {"train": (x, y), "validation": iter([(x, y)])}, r"`data\['validation'\]` must be \(x, y\).*list_iterator"),
         (lambda x, y: {"train": (x, {"kind": y["kind"]}), "validation": (x, y)}, r"`data\['train'\]` must have targets for every head.*'size'"),
         (lambda x, y: {"train": (x, {**y, "sice": x}), "validation": (x, y)}, r"`data\['train'\]` must name only heads: 'sice' is not a head"),
-        (lambda x, y: {"train": (tf.sparse.from_dense(x), y), "validation": (x, y)}, "must not have sparse tensors"),
         (lambda x, y: {"train": tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat(), "validation": (x, y)},
          "`target_scaling` of 'size' cannot be learned from data that .* may have no end.*or pass data with an end"),
     ],
@@ -254,7 +242,7 @@ def test_a_data_set_that_yields_nothing_is_an_error():
     x, y = compared.examples(20)
     empty = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).filter(lambda *_: False)
     with pytest.raises(ValueError, match="must yield at least one batch in each pass. Received: a data set without any"):
-        next(feed(empty).batches(HEADS, 1))
+        next(batches_of(empty, 8, 0))
     with pytest.raises(ValueError, match="`budget` must be a number of updates for data that have no end. Received: epochs"):
         batches_per_epoch(tf.data.Dataset.range(3).repeat(), 8)
 
@@ -304,19 +292,19 @@ def other_heads():
         ({"variants": {}}, "`variants` must be a dict of at least one variant"),
         ({"variants": {"alone": {}}}, "The name of a variant in `variants` must be a string other than 'alone'.*Choose another name"),
         ({"variants": {"a": "EqualNorms"}}, r"`variants\['a'\]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`"),
-        ({"variants": {"a": {"balancr": None}}}, r"`variants\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
-        ({"variants": {"a": {"gradient_accumulation_steps": 2}}}, "`gradient_accumulation_steps` is the same for all variants"),
+        ({"variants": {"a": {"balancr": None}}}, r"`variants\['a'\]` must have only these options of `compile`.*Did you mean 'balancer'"),
+        ({"variants": {"a": {"gradient_accumulation_steps": 2}}}, "Received: 'gradient_accumulation_steps'. What is the same for all variants"),
         ({"variants": {"a": {"balancer": "EqualNorm"}}}, "Did you mean '?.*EqualNorms"),
         ({"variants": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
         ({"variants": {"a": {"build": dict}}}, r"`variants\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
-        ({"variants": {"a": {"build": compared.examples}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
-        ({"variants": {"a": {"build": the_same}}}, r"must make a new trainer whenever .* the same trainer twice"),
-        ({"variants": {"a": {"build": growing}}}, "Received: other weights the second"),
+        ({"variants": {"a": {"build": compared.build()}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
+        ({"variants": {"a": {"build": the_same}}}, r"must make a new trainer with .* the same trainer, or other weights"),
+        ({"variants": {"a": {"build": growing}}}, "Received: the same trainer, or other weights, the second"),
         ({"variants": {"a": {"build": with_other_metrics}}}, r"must judge head 'kind' .*another 'metrics' .metrics: \[accuracy\]; metrics: \[\]"),
         ({"variants": {"a": {"build": with_another_loss}}}, "must judge head 'size' .*another 'loss', 'target_scaling' .loss: mean_squared"),
         ({"variants": {"a": {"build": other_heads}}}, r"`variants\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
-        ({"tuning_seeds": 0}, "`tuning_seeds` must be a seed of its own.*Received: tuning_seeds=0 with seeds 0"),
+        ({"tuning_seeds": 0}, "`tuning_seeds` must be a seed, or .* none of `seeds`, 0. Received: tuning_seeds=0"),
         ({"rates": (0.1, -1)}, "`rates` must be a grid of learning rates: finite numbers above 0"),
         ({"budget": 0}, "`budget` must be a whole number of at least 1"),
         ({"budget": {"steps": 3}}, "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'"),
@@ -325,7 +313,7 @@ def other_heads():
         ({"metrics": {"kind": ("kind_accuracy", "up"), "size": "size_loss"}}, "must say whether the metric is better when lower"),
         ({"measure": len}, "`metrics` must name a metric of each head with `measure`"),
         ({"optimizer": "adam"}, "`optimizer` must be a class of optimizers, or a function of the learning rate"),
-        ({"options": {"balancer": "Sum"}}, "`options` must have options of `compile` that a variant can choose"),
+        ({"options": {"balancer": "Sum"}}, "`options` must have only these options of `compile`.*joint training in `variants`"),
         ({"equal_cost": ["b"]}, "`equal_cost` must be one of 'a'"),
         ({"file": "no/such/folder.jsonl"}, "`file` must be a file in a folder that exists"),
         ({"processes": 0}, "`processes` must be a whole number of at least 1"),
@@ -351,7 +339,9 @@ def restless():
 
 @pytest.mark.programs
 def test_starts_that_differ_are_an_error():
-    with pytest.raises(ValueError, match="`build` must make the same initial weights whenever .*other weights of encoder"):
+    with pytest.raises(
+        ValueError, match="`build` must make the same initial weights whenever .*other weights in the variant"
+    ):
         compare(restless, compared.arrays, {"a": {}}, 1, 1, **OPTIONS, rates=0.01, equal_cost=False)
 
 
@@ -363,7 +353,13 @@ def test_rates_with_which_nothing_stays_finite(monkeypatch):
     failed = [line for line in found.lines if line.get("failed")]
     assert {line["rate"] for line in failed} == {1e30} and "`max_skipped_updates=1` ends training" in failed[0]["failed"]
     assert set(found.rates.values()) == {1e-3}
-    as_failed = {"metrics": failed[0]["metrics"], "failed": failed[0]["failed"], "start": {}, "order": [], "seconds": 0.0}
+    as_failed = {
+        "metrics": failed[0]["metrics"],
+        "failed": failed[0]["failed"],
+        "start": failed[0]["start"],
+        "order": [],
+        "seconds": 0.0,
+    }
     monkeypatch.setattr("multihead.comparison._compare.run", lambda _, job: {**job.line, **as_failed})
     with pytest.raises(ValueError, match="`rates` must have a learning rate with which .* stays finite"):
         compare(build, compared.arrays, variants, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e29, 1e30))

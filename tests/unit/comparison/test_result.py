@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from multihead import comparison
+from multihead._display.front import Point, draw_front
 from multihead.comparison import Comparison
 from tests.helpers.recorded import ALONE, SEEDS, TWICE, VARIANTS, lines, on_validation, run, settings
 
@@ -153,8 +154,8 @@ def answer(values, seeds=SEEDS, **options):
 
 
 def test_too_few_seeds_are_said():
-    assert "cannot be said without intervals" in answer(ALONE, 1) and "With one seed, no difference" in answer(ALONE, 1)
-    assert "With two seeds, intervals are very wide" in answer(ALONE, 2)
+    assert "cannot be said without intervals" in answer(ALONE, 1) and "With 1 seed, no difference" in answer(ALONE, 1)
+    assert "With 2 seeds, intervals are very wide" in answer(ALONE, 2)
     assert "on the validation data, on which the learning rates were chosen on another seed" in answer(
         ALONE, split="validation"
     )
@@ -245,3 +246,15 @@ def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(
     hollow = [line for line in axis.lines if line.get_marker() == "D" and line.get_markerfacecolor() == "white"]
     assert len(hollow) == 1 and axis.get_legend() is None
     assert overlapping(metric) == ([], [])
+
+
+def test_front_of_three_heads_names_all_variants_apart():
+    names, changes = [f"variant {k}" for k in range(9)], np.linspace(0.1, 0.11, 9)
+    points = [Point(name, "rule", None, [1.0] * 3, [0.1] * 3, [0.0, 0.2, each]) for name, each in zip(names, changes)]
+    points.append(Point("failed", "rule", None, [np.nan] * 3, [np.nan] * 3, [np.nan] * 3))
+    figure = draw_front(points, dict.fromkeys("abc", "loss"), dict.fromkeys("abc", "min"), 3, "test")
+    texts, axis = texts_of(figure)
+    assert [text.get_text() for text in texts if text.get_text() in names] == names
+    assert "failed" not in {text.get_text() for text in texts} and overlapping(figure) == ([], [])
+    drawn = [line.get_ydata()[-1] for line in axis.lines if len(line.get_ydata()) == 3]
+    np.testing.assert_allclose(drawn, changes)
