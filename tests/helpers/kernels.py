@@ -20,6 +20,7 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.util import tf_contextlib, tf_stack
 
+extract_stack = tf_stack.extract_stack
 _drawn = {"eagerly": False, "in a graph": False}
 
 
@@ -44,9 +45,9 @@ def make_variables_of_one_kernel() -> None:
 def trace_without_stacks() -> None:
     """From here on, operations of graphs do not note where they were made, which takes 10 percent of a trace.
 
-    TensorFlow adds the place to its messages.
+    TensorFlow adds the place to its messages. The fixture `noted_stacks` undoes it.
     """
-    nowhere = tf_stack.extract_stack()
+    nowhere = extract_stack()
     tf_stack.extract_stack = lambda stacklevel=1: nowhere
 
 

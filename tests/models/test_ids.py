@@ -224,7 +224,6 @@ def test_errors_of_a_graph_and_marks_that_are_not_padding():
         ValueError, match=r"must have padding at the end of each row only\. Received: .*1 of 2 rows break this"
     ):
         trainer.fit(data, verbose=0)
-    trainer.compile("sgd", run_eagerly=True)
     marked = MultiHeadTrainer(ENCODERS["gru"]())
     marked.add_head("reply", DECODERS["plain"](), "sparse_categorical_crossentropy", teacher_forcing=True, ignore_label=-100)
     marked.compile("sgd")
