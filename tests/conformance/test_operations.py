@@ -68,14 +68,14 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (62, 80, 17, 39, 242, 133, 88, 78, 21, 1, 39),
+    "plain": (62, 80, 22, 39, 242, 128, 88, 78, 21, 1, 39),
     "without statistics": (62, 80, 17, 30, 242, 128, 85, 40, 15, 1, 37),
-    "all statistics": (62, 80, 17, 103, 242, 189, 88, 144, 36, 1, 41),
-    "UPGrad": (62, 80, 17, 206, 242, 133, 88, 78, 23, 1, 39),
-    "UPGrad at the parameters": (62, 83, 17, 229, 242, 133, 88, 78, 23, 1, 39),
-    "micro-batches": (162, 112, 17, 142, 242, 133, 88, 78, 152, 3, 39),
-    "labels checked before": (19, 80, 17, 39, 242, 133, 88, 78, 21, 1, 39),
-    "fit on arrays": (17, 80, 24, 39, 254, 73, 88, 78, 21, 1, 27),
+    "all statistics": (62, 80, 22, 103, 242, 184, 88, 144, 36, 1, 41),
+    "UPGrad": (62, 80, 22, 206, 242, 128, 88, 78, 23, 1, 39),
+    "UPGrad at the parameters": (62, 83, 22, 229, 242, 128, 88, 78, 23, 1, 39),
+    "micro-batches": (162, 110, 22, 142, 242, 128, 88, 78, 152, 3, 39),
+    "labels checked before": (19, 80, 22, 39, 242, 128, 88, 78, 21, 1, 39),
+    "fit on arrays": (17, 80, 29, 39, 254, 68, 88, 78, 21, 1, 27),
     "fit on arrays, without statistics": (17, 80, 24, 30, 254, 68, 85, 40, 15, 1, 25),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.

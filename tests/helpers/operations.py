@@ -48,7 +48,7 @@ def stage_of(operation: tf.Operation) -> str:
     """The stage whose code made an operation: that of the innermost of the package's files."""
     for frame in reversed(operation.traceback or ()):  # none in the bodies of some loops
         path = Path(frame.filename)
-        if ROOT in path.parents and frame.name not in ("where", "_number"):
+        if ROOT in path.parents and frame.name not in ("where", "<genexpr>"):
             name = path.relative_to(ROOT).as_posix()
             return next((stage for stage, files in STAGES.items() if name.startswith(files)), "others")
     return "others"
