@@ -51,7 +51,7 @@ class Problem(NamedTuple):
             first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
             number, what = tf.size(wrong), "values"
         parts = " (", number, " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
-        return [f"{self.rule}. Received: ", tf.cast(first, tf.float32) if first.dtype.is_floating else first, *parts]
+        return [f"{self.rule}. Received: ", first, *parts]
 
 
 def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
