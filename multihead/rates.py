@@ -21,6 +21,7 @@ the `weight_decay` of the optimizer.
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -154,8 +155,19 @@ class ByPath(AbstractRate):
                 f"{quoted(absent)}; the paths are {quoted(known, most=20)}. "
                 f"{did_you_mean(absent, parts, 'Correct it, or leave it out.')}"
             )
-        found = [[factor for pattern, factor in self._factors.items() if re.search(pattern, path)] for path in own]
-        return [check_factor("factors", each[0]) if each else 1.0 for each in found]
+        found = {path: [pattern for pattern in self._factors if re.search(pattern, path)] for path in known}
+        first = {patterns[0] for patterns in found.values() if patterns}
+        hidden = [
+            each for each in self._factors if each not in first and self._factors[each] not in map(self._factors.get, first)
+        ]
+        if hidden:
+            warnings.warn(
+                f"`factors` has a key without effect: {quoted(hidden)}. The first key that is found in a path decides, and "
+                f"{quoted(sorted(first))} comes before it. Put it first, or leave it out.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return [check_factor("factors", self._factors[found[path][0]]) if found[path] else 1.0 for path in own]
 
     def get_config(self) -> Config:
         return {"factors": keras.saving.serialize_keras_object(self._factors)}
