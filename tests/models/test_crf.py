@@ -374,7 +374,7 @@ def test_wrong_use_is_refused():
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy())
     trainer.compile("sgd", run_eagerly=True)
-    with pytest.raises(ValueError, match="(?s)Pass, say, `teacher_forcing=True` to `add_head`"):
+    with pytest.raises(ValueError, match="(?s)`add_head`, or `teacher_forcing=True` if it also reads targets"):
         trainer.fit(words, {"slots": tags}, verbose=0)
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy(padding_id=-1), teacher_forcing=True)
