@@ -22,7 +22,7 @@ Choice = TypeVar("Choice")
 
 def nearest(given: object, known: Iterable[Key]) -> Key | None:
     """The known name that a misspelt one was meant to be, whatever its capitals, hyphens and underscores; or None."""
-    by_text = {plain(name): name for name in known}
+    by_text = {plain(name): name for name in reversed(list(known))}  # of names that differ in capitals only, the first
     close = difflib.get_close_matches(plain(given), by_text, n=1)
     return by_text[close[0]] if close else None
 
