@@ -22,7 +22,7 @@ Choice = TypeVar("Choice")
 
 def nearest(given: object, known: Iterable[Key]) -> Key | None:
     """The known name that a misspelt one was meant to be, whatever its capitals, hyphens and underscores; or None."""
-    by_text = {plain(name): name for name in reversed(list(known))}  # of names that differ in capitals only, the first
+    by_text = {plain(name): name for name in known}
     close = difflib.get_close_matches(plain(given), by_text, n=1)
     return by_text[close[0]] if close else None
 
@@ -39,15 +39,15 @@ def did_you_mean(given: Iterable[object], known: Iterable[object], otherwise: st
     return f"Did you mean {found[0]!r}?" if found else otherwise
 
 
-def names_known_to(get: Function, module: Layer) -> list[str]:
-    """The public names of `keras.losses` or `keras.metrics`, and the abbreviations, that its `get` knows."""
-    found = []
-    for name in dict.fromkeys([*sorted(vars(module)), "accuracy", "acc", "mae", "mape", "mse", "msle"]):
+def names_known_to(get: Function, module: Layer, more: Iterable[str] = ()) -> list[str]:
+    """The public names of `keras.losses` or `keras.metrics` that its `get` knows, each once, and `more` names."""
+    found = {plain(name): name for name in more}
+    for name in ["accuracy", "acc", "mae", "mape", "mse", "msle", *sorted(vars(module), key=str.swapcase)]:
         with suppress(ValueError, TypeError, KeyError):
             is_other = name.startswith("_") or name in ("get", "serialize", "deserialize", "Loss", "Metric")
             if not is_other and callable(get(name)):
-                found.append(name)
-    return found
+                found.setdefault(plain(name), name)
+    return list(found.values())
 
 
 def quoted(names: Iterable[object], most: int | None = None) -> str:

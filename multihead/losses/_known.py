@@ -92,7 +92,7 @@ def of_keras(module: Layer, given: Loss, rule: str, more: Iterable[str] = ()) ->
         cause = error
     if callable(found):  # Keras 2 returns some names that it does not know
         return found
-    names = dict.fromkeys([*more, *names_known_to(module.get, module)])
+    names = names_known_to(module.get, module, more)
     name = given.get("class_name") if isinstance(given, Mapping) else given
     hint = did_you_mean([name], names, "Pass one of these, an object of Keras, or a function of (y_true, y_pred).")
     raise ValueError(f"{rule}. Received: {given!r}, which Keras does not know; it has {quoted(names)}. {hint}") from cause
