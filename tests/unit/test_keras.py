@@ -20,7 +20,7 @@ OF_TENSORFLOW = set(
 )
 """Private names of TensorFlow, which may be used in other files, too."""
 
-NO_NAMES = {"_cosine", "_counted", "_every_", "_loss", "_loss_average", "_plots", "_ratio", "_update_cosine"}
+NO_NAMES = {"_cosine", "_counted", "_every_", "_loss", "_loss_average", "_plots", "_ratio", "_share", "_update_cosine"}
 """Parts of the names of layers, logs and folders."""
 
 
