@@ -109,16 +109,6 @@ def optimized_graphs():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
-@pytest.fixture
-def noted_stacks(monkeypatch):
-    """Operations of graphs note where they were made, as outside of these tests."""
-    from tensorflow.python.util import tf_stack  # noqa: PLC0415
-
-    from tests.helpers import kernels  # noqa: PLC0415
-
-    monkeypatch.setattr(tf_stack, "extract_stack", kernels.extract_stack)
-
-
 @pytest.fixture(autouse=True)
 def _same_start():
     """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras and Matplotlib."""

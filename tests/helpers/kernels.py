@@ -18,9 +18,8 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import gen_resource_variable_ops
-from tensorflow.python.util import tf_contextlib, tf_stack
+from tensorflow.python.util import tf_contextlib
 
-extract_stack = tf_stack.extract_stack
 _drawn = {"eagerly": False, "in a graph": False}
 
 
@@ -40,15 +39,6 @@ def make_variables_of_one_kernel() -> None:
     """
     make = gen_resource_variable_ops.var_handle_op
     gen_resource_variable_ops.var_handle_op = lambda *args, debug_name=None, **options: make(*args, **options)
-
-
-def trace_without_stacks() -> None:
-    """From here on, operations of graphs do not note where they were made, which takes 10 percent of a trace.
-
-    TensorFlow adds the place to its messages. The fixture `noted_stacks` undoes it.
-    """
-    nowhere = extract_stack()
-    tf_stack.extract_stack = lambda stacklevel=1: nowhere
 
 
 def trace_with_plain_contexts() -> None:
