@@ -18,6 +18,7 @@ from multihead._data.batch import Batch, batch_size, sample_of
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
+from multihead._ground.tensors import where
 from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
 from multihead._update.labels import Predictions
@@ -133,8 +134,13 @@ def trace_predictions(
             with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
                 before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
     sample, failed = sample_of(specs) if sample is None else sample, False
+    targets = dict(sample.targets)
+    for head in heads:  # a module that reads its targets need not be able to read those that mark a missing label
+        for label in head.label_spec.ignore_labels if head.name in targets else ():
+            present = targets[head.name] != tf.cast(label, targets[head.name].dtype)
+            targets[head.name] = where(present, targets[head.name], tf.zeros_like(targets[head.name]))
     try:
-        shapes, representation = forward(sample.inputs, sample.targets)
+        shapes, representation = forward(sample.inputs, targets)
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
         failed = True
     finally:

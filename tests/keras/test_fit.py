@@ -42,6 +42,26 @@ def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     assert predictions["echo"].shape == (8, 6) and predictions["price"].shape == (8, 3)
 
 
+class Looking(Echo):
+    """A decoder that looks its targets up in a table, as embeddings do: those that mark a missing label are outside of it."""
+
+    def call(self, representation, targets, training=None):
+        return self.dense(representation["outputs"]) + tf.gather(tf.eye(tiny.VOCABULARY), targets)
+
+
+@pytest.mark.parametrize("eagerly", [True, False], ids=["eager", "graph"])
+def test_a_module_that_reads_its_targets_sees_no_missing_label(eagerly):
+    inputs, targets = tiny.data(8, missing=False)
+    encoder, _ = tiny.modules()
+    trainer = MultiHeadTrainer(encoder)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    trainer.add_head("word", Looking(), loss, teacher_forcing=True, ignore_label=-100)
+    trainer.compile("adam", run_eagerly=eagerly)
+    labels = np.where(np.arange(6) < 4, targets["tag"], -100)
+    history = trainer.fit(inputs, {"word": labels}, verbose=0)
+    assert np.isfinite(history.history["word_loss"][0])
+
+
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 
