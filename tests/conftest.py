@@ -109,6 +109,16 @@ def optimized_graphs():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
+@pytest.fixture
+def noted_stacks(monkeypatch):
+    """Operations of graphs note where they were made, as outside of these tests."""
+    from tensorflow.python.framework import ops  # noqa: PLC0415
+
+    from tests.helpers import kernels  # noqa: PLC0415
+
+    monkeypatch.setattr(ops, "_create_c_op", kernels.create_operation)
+
+
 @pytest.fixture(autouse=True)
 def _same_start():
     """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras and Matplotlib."""

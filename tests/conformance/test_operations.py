@@ -13,6 +13,8 @@ from multihead import MultiHeadTrainer, balancing
 from tests.helpers.operations import CONDITIONS, by_stage, operations
 from tests.helpers.plans import plans_of, record_plans
 
+pytestmark = pytest.mark.usefixtures("noted_stacks")
+
 X = np.ones([8, 4], "float32")
 Y = {"size": np.ones([8, 1], "float32"), "kind": np.zeros([8], "int64")}
 

@@ -29,6 +29,7 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 # Each test seeds, and many of them several times.
 kernels.seed_without_forgetting()
 kernels.make_variables_of_one_kernel()
+kernels.trace_without_stacks()
 kernels.trace_with_plain_contexts()
 kernels.read_without_tuning()
 kernels.trace_addons_as_it_is()
