@@ -115,6 +115,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize(("form", "gathering"), CASES)
 def test_an_update_is_that_of_its_definition(form, gathering):
     x, y = data()

@@ -170,7 +170,7 @@ DECODERS = {
 
 
 @pytest.mark.filterwarnings(DTYPE_WARNING)
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("policy", "kind", "mode"), list(zip(POLICIES, itertools.cycle(DECODERS), itertools.cycle(["eager", "graph"])))
 )

@@ -114,6 +114,7 @@ TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום,
 PARTS = [(head, texts) for head in ("reply", "price") for texts in (TEXTS, TEXTS[1:2])]
 
 
+@pytest.mark.thorough
 def test_a_run_and_a_loaded_run_export_alike(workshop_run, loaded, tmp_path):
     output, told = workshop_run
     model, _, _ = loaded

@@ -54,6 +54,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run(files, interrupt, capsys, tmp_path, without_graphs):
     path, arguments = files
     assert interrupt(2, arguments) == 0

@@ -15,6 +15,7 @@ SMALL = ["--cell", "transformer", "--units", "8", "--embedding", "6", "--layers"
 
 
 @pytest.mark.filterwarnings("ignore:You are using a softmax over axis:UserWarning")  # a first word attends to itself alone
+@pytest.mark.thorough
 def test_it_trains_is_saved_and_answers(tmp_path, ask, without_graphs):
     folder = tmp_path / "run"
     options = ["--orders", "60", "--epochs", "1", "--batch-size", "32", "--output", str(folder)]

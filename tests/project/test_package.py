@@ -107,6 +107,7 @@ assert np.array_equal(trainer.predict(tokens, verbose=0)["reply"], tokens)
 
 
 @pytest.mark.programs
+@pytest.mark.thorough
 def test_installed_wheel_trains_and_decodes(installed: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(installed)],

@@ -28,7 +28,10 @@ RECIPES = "recipes"  # whose code is parts of files: see test_recipes.py
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8") and page.stem != RECIPES]
 pytestmark = pytest.mark.programs
 
-LONG = ("experts", "finetuning", "keras_hub", "reply_and_price", "serving", "sharing", "text", "tuning")
+LONG = (
+    *("addons", "experts", "finetuning", "keras_hub", "reply_and_price", "serving", "sharing", "speed", "text", "tuning"),
+    "watching",
+)
 """Pages whose programs take long."""
 
 
@@ -113,6 +116,7 @@ def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     assert workers == [alone, alone] and alone.startswith("updates 8 loss ")
 
 
+@pytest.mark.thorough
 def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in one namespace, as a kernel runs them, with fewer orders and epochs."""
     notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
