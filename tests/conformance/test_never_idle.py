@@ -63,6 +63,7 @@ def test_the_updates_are_those_of_steps_that_rely_on_nothing():
         np.testing.assert_allclose(one, two, atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("made_idle", [lambda t: t.set_weight("size", 0.0), lambda t: t.set_idle(["size"])])
 def test_a_callback_makes_a_head_idle_and_wakes_it(made_idle):
     trainer = trainer_of()

@@ -147,6 +147,7 @@ def write_meanings(path, rows, prices):
 FILE_COLUMNS = ["--source", "sentence", "--target", "mr", "--label", "cost"]
 
 
+@pytest.mark.thorough
 def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
     train = write_meanings(tmp_path / "train.csv.gz", 20, ["5", "", "20", "9"])
     dev = write_meanings(tmp_path / "dev.csv", 9, ["5", "", "20"])

@@ -111,7 +111,7 @@ def data_of(kind, x, y, weights):
     return {"x": keras_twin.Batches(batches), "shuffle": False} if kind == "sequence" else {"x": Batches(batches)}
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of Keras 3, at the end of data of unknown length
 @pytest.mark.parametrize(
     ("labels", "kind"), [("weighted", "batches"), ("missing", "arrays"), ("all", "dataset"), ("missing", "sequence")]

@@ -14,7 +14,7 @@ from multihead.models import Classifier, Seq2SeqDecoder, Seq2SeqEncoder, TokenTa
 from tests.helpers.cases import pairwise, quick
 from tests.helpers.seq2seq import ENGINES, grow
 
-pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+pytestmark = pytest.mark.first_cases(2)  # the others are thorough
 
 VOCABULARY = 9
 ENCODERS = {
@@ -216,6 +216,7 @@ def test_targets_that_a_decoder_can_learn_to_write(case, kind):
     assert np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.mathematics
 def test_errors_of_a_graph_and_marks_that_are_not_padding():
     trainer = trainer_for("plain")
     trainer.compile("sgd")

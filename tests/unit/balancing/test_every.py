@@ -52,6 +52,7 @@ def test_the_trainer_solves_at_every_third_update(options):
     assert history["price_coefficient"] == [2 * (1 + 1 + 1 + 2) / 4, 2 * (2 + 2 + 3 + 3) / 4]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("level", ["representation", "parameters"])
 def test_replicas_keep_the_same_coefficients(level, two_replicas):
     inputs, targets = tiny.only(tiny.data(12, missing=False), "price", "size")
@@ -112,7 +113,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options) or "eager")
 def test_at_the_parameters_the_updates_are_those_of_a_backward_pass_per_head(options, monkeypatch):
     inputs, targets = tiny.data(24)
