@@ -103,7 +103,7 @@ class PassPerHead(Way):
         solves, known = self._reused(weights)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights)
+            found = HeadsPass(network, micro_batch, weights, is_repeated=True)
             sums, products = found.sums(is_measured=False), self._measured(found.at_representation)
             if solves is None:
                 return sums, found.backward(), found.by_head(), products
