@@ -156,17 +156,15 @@ class ByPath(AbstractRate):
                 f"{did_you_mean(absent, parts, 'Correct it, or leave it out.')}"
             )
         found = {path: [pattern for pattern in self._factors if re.search(pattern, path)] for path in known}
-        first = {patterns[0] for patterns in found.values() if patterns}
-        hidden = [
-            each for each in self._factors if each not in first and self._factors[each] not in map(self._factors.get, first)
-        ]
-        if hidden:
-            warnings.warn(
-                f"`factors` has a key without effect: {quoted(hidden)}. The first key that is found in a path decides, and "
-                f"{quoted(sorted(first))} comes before it. Put it first, or leave it out.",
-                UserWarning,
-                stacklevel=2,
-            )
+        for pattern, factor in self._factors.items():
+            first = {patterns[0] for patterns in found.values() if pattern in patterns}
+            if pattern not in first and any(self._factors[each] != factor for each in first):
+                warnings.warn(
+                    f"`factors` has a key without effect: {pattern!r}. The first key that is found in a path decides, and "
+                    f"{quoted(sorted(first))} comes before it. Put {pattern!r} first, or leave it out.",
+                    UserWarning,
+                    stacklevel=2,
+                )
         return [check_factor("factors", self._factors[found[path][0]]) if found[path] else 1.0 for path in own]
 
     def get_config(self) -> Config:

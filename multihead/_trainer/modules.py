@@ -23,6 +23,7 @@ from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Vari
 from multihead._ground.validation import described, in_short, quoted
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
+from multihead.heads._labels import missing
 from multihead.heads._named import NamedHead
 from multihead.heads._rows_apart import check_rows_apart
 
@@ -136,9 +137,10 @@ def trace_predictions(
     sample, failed = sample_of(specs) if sample is None else sample, False
     targets = dict(sample.targets)
     for head in heads:  # a module that reads its targets need not be able to read those that mark a missing label
-        for label in head.label_spec.ignore_labels if head.name in targets else ():
-            present = targets[head.name] != tf.cast(label, targets[head.name].dtype)
-            targets[head.name] = where(present, targets[head.name], tf.zeros_like(targets[head.name]))
+        given = targets.get(head.name)
+        lacking = missing(head.label_spec, given) if head.teacher_forcing and isinstance(given, tf.Tensor) else None
+        if lacking is not None:
+            targets[head.name] = where(lacking, tf.zeros_like(given), given)
     try:
         shapes, representation = forward(sample.inputs, targets)
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty

@@ -44,9 +44,7 @@ def mask_missing(
     """
     rank = check_specs(spec, targets, predictions)
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
-    marks = [tf.math.is_nan(seen)] if seen.dtype.is_floating and not complete else []
-    marks += [] if complete else [tf.equal(seen, tf.cast(label, seen.dtype)) for label in spec.ignore_labels]
-    lacking = functools.reduce(tf.logical_or, marks) if marks else None
+    lacking = None if complete else missing(spec, seen)
     inner = list(range(rank, seen.shape.rank))
     labelled = None if lacking is None else ~(tf.reduce_any(lacking, axis=inner) if inner else lacking)
 
@@ -75,6 +73,13 @@ def mask_missing(
     used = counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
     clean = seen if used is None else where(with_inner(used, seen), seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
+
+
+def missing(spec: LabelSpec, targets: tf.Tensor) -> tf.Tensor | None:
+    """Which targets mark a missing label, booleans; None if their dtype and the head have no mark."""
+    marks = [tf.math.is_nan(targets)] if targets.dtype.is_floating else []
+    marks += [tf.equal(targets, tf.cast(label, targets.dtype)) for label in spec.ignore_labels]
+    return functools.reduce(tf.logical_or, marks) if marks else None
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -112,6 +112,8 @@ def test_a_pattern_is_found_in_a_path():
     assert ByPath({"high/kernel": 0, "kernel": 0.5}).factors(encoder, [high.kernel]) == [0]
     with pytest.warns(UserWarning, match="key without effect: 'high/kernel'.*and 'kernel' comes before it"):
         assert ByPath({"kernel": 0.5, "high/kernel": 0}).factors(encoder, [high.kernel]) == [0.5]
+    with pytest.warns(UserWarning, match="key without effect: 'high/kernel'.*and 'kernel' comes before it"):
+        ByPath({"bias": 0, "kernel": 0.5, "high/kernel": 0}).factors(encoder, encoder.trainable_variables)  # as of 'bias'
     with pytest.raises(ValueError, match="Received: 'low'; the paths are none"):
         ByPath({"low": 0}).factors(tf.identity, [])
 
