@@ -15,10 +15,11 @@ from examples._command_line import InputError
 
 GZIP_START = b"\x1f\x8b"
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
-QUOTES = ("cells", "text")
-"""What quotes are: marks around cells, in which they are doubled, or part of the text."""
+QUOTES = ("cells", "escaped", "text")
+"""What quotes are: marks around cells, in which they are doubled or follow a backslash, or part of the text."""
 _SPACE = re.compile(r"[^\S\r\n\t ]")
 _NOTHING = re.compile("[\u200b\u2060\ufeff]")
+_BACKSLASH = re.compile(r'\\(["\\]?)')
 
 
 class Dialect(NamedTuple):
@@ -36,10 +37,19 @@ class Dialect(NamedTuple):
         """The rows of a file from its beginning; csv.Error for quotes that are wrong."""
         file.seek(0)
         quoting = csv.QUOTE_NONE if self.quotes == "text" else csv.QUOTE_MINIMAL
-        return csv.reader(file, delimiter=SEPARATORS[self.separator or "comma"], quoting=quoting, strict=True)
+        options = {"delimiter": SEPARATORS[self.separator or "comma"], "quoting": quoting, "strict": True}
+        if self.quotes != "escaped":
+            return csv.reader(file, **options)
+        # A backslash before another letter is text, which the csv module would leave out.
+        lines = (_BACKSLASH.sub(lambda found: "\\" + (found[1] or "\\"), line) for line in file)
+        return csv.reader(lines, escapechar="\\", doublequote=False, **options)
 
     def __str__(self) -> str:
-        quotes = {"cells": ", quotes mark cells", "text": ", quotes are text"}
+        quotes = {
+            "cells": ", quotes mark cells",
+            "escaped": ", quotes mark cells, backslashes mark quotes in them",
+            "text": ", quotes are text",
+        }
         return f"separated by {self.separator}s{quotes.get(self.quotes or '', '')}"
 
 
@@ -55,8 +65,8 @@ def read_table(
     The first row contains the column names. Lines may end with `\n` or `\r\n`. What the dialect leaves open is found: the
     separator is that with which the first row has the columns (a tab in a file named `.tsv`, if several do). Quotes mark
     cells, which may then contain separators and line breaks. They are part of the text if they cannot be marks, if they
-    would join lines that are rows, or if tabs separate the cells, only some of them have quotes, and none needs them. Rows
-    without any text are left out.
+    would join lines that are rows, or if tabs separate the cells, only some of them have quotes, and none needs them. A
+    backslash marks a quote inside of a cell where the file cannot be read otherwise. Rows without any text are left out.
 
     Args:
         path: The file.
@@ -68,7 +78,8 @@ def read_table(
         One dict per row, by column name, with surrounding white space removed, and plain spaces for any others.
 
     Raises:
-        InputError: The file is missing, unreadable or empty, or it lacks rows or a column.
+        InputError: The file is missing, unreadable or empty, it lacks rows or a column, or its backslashes before quotes may
+            be marks or text.
     """
     wanted = list(dict.fromkeys(columns))
     with opened(path) as file:
@@ -145,26 +156,38 @@ def _header(file: IO[str], path: Path, wanted: Sequence[str], dialect: Dialect) 
 def _rows(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[list[str]], int, Dialect]:
     """The rows below the header, the number of blank ones left out, and the dialect with its quotes, if there are any."""
     file.seek(0)
-    has_quotes = any('"' in line for line in file)
-    if not has_quotes:
+    lines = [line for line in file if '"' in line]
+    if not lines:
         return *_parsed(file, path, width, dialect._replace(quotes="text")), dialect._replace(quotes=None)
     if dialect.quotes is not None:
         return *_parsed(file, path, width, dialect), dialect
-    of_cells, of_text = (dialect._replace(quotes=quotes) for quotes in QUOTES)
-    try:
-        as_text = _parsed(file, path, width, of_text) if width > 1 else None  # else any line is a row
-    except InputError:
-        as_text = None
-    try:
-        as_cells = _parsed(file, path, width, of_cells)
-    except (InputError, csv.Error):
-        if as_text is None:
-            raise
-        return *as_text, of_text
-    is_text = as_text is not None and (
-        len(as_text[0]) > len(as_cells[0]) or (dialect.separator == "tab" and not _are_marks(as_text[0]))
-    )
-    return (*as_text, of_text) if is_text else (*as_cells, of_cells)
+    found, reason = dict[str, tuple[list[list[str]], int]](), None
+    for quotes in QUOTES:
+        may_be = {"escaped": any('\\"' in line for line in lines), "text": width > 1}  # with one column, any line is a row
+        try:
+            if may_be.get(quotes, True):
+                found[quotes] = _parsed(file, path, width, dialect._replace(quotes=quotes))
+        except (InputError, csv.Error) as error:
+            reason = reason or error
+    most = max((len(found[quotes][0]) for quotes in ("cells", "escaped") if quotes in found), default=0)
+    for quotes in ("cells", "escaped"):  # lines that are rows must not be joined
+        if quotes in found and len(found[quotes][0]) < most:
+            del found[quotes]
+    as_cells, as_escaped, as_text = map(found.get, QUOTES)
+    if as_cells and as_escaped and as_cells != as_escaped:
+        line = next(line for line in lines if '\\"' in line)
+        raise InputError(
+            f"`{path}` must show what a backslash before a quote is. Received: {line.strip()!r}, which can be read either "
+            "way. Pass --quotes escaped if it marks a quote in a cell, --quotes cells or --quotes text if it is text."
+        )
+    if as_text and as_cells:
+        is_text = len(as_text[0]) > len(as_cells[0]) or (dialect.separator == "tab" and not _are_marks(as_text[0]))
+        quotes = "text" if is_text else "cells"
+    elif found:
+        quotes = next(iter(found))
+    else:
+        raise reason or InputError(f"`{path}` must have rows. Received: none that can be read. Check the file.")
+    return *found[quotes], dialect._replace(quotes=quotes)
 
 
 def _are_marks(rows: Sequence[Sequence[str]]) -> bool:

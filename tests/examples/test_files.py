@@ -83,6 +83,47 @@ def test_two_quotes_around_a_line_break_are_text_if_both_lines_are_rows(tmp_path
     assert len(read_table(path, COLUMNS, Dialect(quotes="cells"))) == 1
 
 
+ESCAPED = [
+    *PLAIN, ['the "best" chairs', "x", "low"], ['"', '""', "low"], ["C:\\new", "y", "low"], ['a, "b"; c|d\te', "z", "high"],
+    ['one\ntwo "three"', "x", "low"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize(("separator", "end", "bom", "name"), DIALECTS)
+def test_quotes_that_backslashes_mark(separator, end, bom, name, quoting, tmp_path):
+    file, told = io.StringIO(), []
+    options = {"doublequote": False, "escapechar": "\\", "lineterminator": end, "quoting": quoting}
+    csv.writer(file, delimiter=SEPARATORS[separator], **options).writerows([COLUMNS, *ESCAPED])
+    path = written(tmp_path / name, file.getvalue(), bom)
+    if quoting == csv.QUOTE_ALL:  # otherwise a cell may have backslashes and no marks around it
+        assert cells(read_table(path, COLUMNS, tell=told.append)) == ESCAPED
+        assert "backslashes mark quotes" in told[0]
+    assert cells(read_table(path, COLUMNS, Dialect(separator, "escaped"))) == ESCAPED
+
+
+@pytest.mark.parametrize(
+    ("lines", "texts"),
+    [
+        ([r'"the \"best\" chairs",x,low'], [r'the "best" chairs']),
+        ([r'"the \"best\" chairs, and stools",x,low'], [r'the "best" chairs, and stools']),
+        ([r'"C:\dir \"a\" \\",x,low', "plain,x,low"], ['C:\\dir "a" \\', "plain"]),
+        ([r'"in C:\",x,low', r'"two ""words""",y,low'], ["in C:\\", 'two "words"']),  # quotes are doubled here
+    ],
+)
+def test_a_backslash_before_a_quote(lines, texts, tmp_path):
+    path = written(tmp_path / "rows.csv", "\n".join([",".join(COLUMNS), *lines]))
+    assert [row["text"] for row in read_table(path, COLUMNS)] == texts
+
+
+def test_a_backslash_that_may_be_a_mark_or_text_is_asked_for(tmp_path):
+    path = written(tmp_path / "rows.csv", ",".join(COLUMNS) + '\nsaid \\"no\\",x,low\n')
+    with pytest.raises(InputError, match=r"what a backslash before a quote is\. Received: .*said .*--quotes escaped"):
+        read_table(path, COLUMNS)
+    for quotes, text in (("escaped", 'said "no"'), ("cells", 'said \\"no\\"'), ("text", 'said \\"no\\"')):
+        assert read_table(path, COLUMNS, Dialect(quotes=quotes))[0]["text"] == text
+
+
 def test_quotes_around_whole_cells(tmp_path):
     row = ['"Big"', "x", "low"]
     for name, separator, expected in (("a.csv", ",", "Big"), ("a.tsv", "\t", '"Big"')):
