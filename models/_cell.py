@@ -214,13 +214,7 @@ class DecoderCell:
 
     def next_logits(self, vectors: tf.Tensor) -> tf.Tensor:
         """Logits of the next ids, float32 `[..., vocabulary_size]`: padding and the start id are excluded."""
-        kernel, bias = self.next_affine()
-        return tf.nn.bias_add(tf.matmul(tf.cast(vectors, tf.float32), kernel), bias)
-
-    def next_affine(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The kernel and the bias of `next_logits`, float32."""
-        bias = tf.convert_to_tensor(self.output_layer.bias) + excluded_ids(self)
-        return tf.convert_to_tensor(self.output_layer.kernel), bias
+        return self.output_layer(vectors) + excluded_ids(self)
 
 
 class FastStep:
@@ -241,7 +235,7 @@ class FastStep:
         if self._attention is not None:
             weights = cell.vector_layer.kernel, cell.vector_layer.bias
             self._vector_weights = [weight_tensor(each, self._dtype) for each in weights]
-        self._kernel, self._bias = cell.next_affine()
+        self._next_logits = cell.next_logits
 
     def prepare(self, memory: MemoryOrNone) -> MemoryOrNone:
         """The memory as the step reads it, one entry per example; `()` without attention."""
@@ -268,13 +262,9 @@ class FastStep:
             layers.append(after)
         if self._attention is not None:
             contexts = self._attention.step(vectors, memory, self._width)
-            vectors = tf.tanh(_affine(tf.concat([vectors, contexts], axis=1), *self._vector_weights))
-        logits = _affine(tf.cast(vectors, tf.float32), self._kernel, self._bias)
-        return logits, DecoderState(tuple(layers), vectors if self._input_feeding else ())
-
-
-def _affine(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    return tf.nn.bias_add(tf.matmul(inputs, kernel), bias)
+            kernel, bias = self._vector_weights
+            vectors = tf.tanh(tf.nn.bias_add(tf.matmul(tf.concat([vectors, contexts], axis=1), kernel), bias))
+        return self._next_logits(vectors), DecoderState(tuple(layers), vectors if self._input_feeding else ())
 
 
 def count_rows(state: DecoderState) -> tf.Tensor:

@@ -22,7 +22,7 @@ class AbstractDecoder(keras.layers.Layer):
         start_id: The id that precedes the first token.
         end_id: The id that ends a sequence.
         padding_id: The id of padding.
-        maximum_length: Number of ids that `generate` returns.
+        maximum_length: Number of ids that `generate` returns, and the most that a row of targets may have.
         name: Name of the layer.
         dtype: Dtype or dtype policy.
 
@@ -91,6 +91,11 @@ class AbstractDecoder(keras.layers.Layer):
                 is_open,
                 f"have the end id, {end}, at the end of each row with fewer than `maximum_length` ({longest}) ids",
                 "Append it to the rows, or correct `end_id` or `maximum_length`.",
+            ),
+            (
+                lengths > longest,
+                f"have at most `maximum_length` ({longest}) ids in each row, the end id included: `generate` writes no more",
+                "Cut the rows, or build the decoder with a larger `maximum_length`.",
             ),
         ]
         if start != end:  # else it may stand at the end

@@ -51,7 +51,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         start_id: The id that precedes the first token.
         end_id: The id that ends a sequence.
         padding_id: The id of padding, as in the loss.
-        maximum_length: Number of ids that `generate` returns.
+        maximum_length: Number of ids that `generate` returns, and the most that a row of targets may have.
         engine: `"addons"`, `"native"`, or None for Addons where it is installed.
         name: Name of the layer.
         dtype: Dtype or dtype policy; by default Keras's own. Logits are always float32.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -167,6 +168,26 @@ def test_wrong_arguments(arguments, message):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("options", [{}, {"beam_width": 3}, {"sample": True, "seed": 1}], ids=str)
+def test_inside_of_a_model_in_half_precision(options):
+    """Which asks Keras 3 to round the variables of its layers."""
+    policy = "mixed_bfloat16"
+    encoder, decoder = Seq2SeqEncoder(12, 3, 4, dtype=policy), Seq2SeqDecoder(9, 3, 4, dtype=policy, maximum_length=6)
+    decoder(encoder(TOKENS), [[3]] * 4)
+    grow(encoder, 4.0)
+    grow(decoder, 4.0)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__(dtype=policy)
+            self.encoder, self.decoder = encoder, decoder
+
+        def call(self, tokens):
+            return self.decoder.decode(self.encoder(tokens), **options).ids
+
+    np.testing.assert_array_equal(Model()(TOKENS), decoder.decode(encoder(TOKENS), **options).ids)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_a_function_with_unknown_shapes(engine):
     encoder, decoder, _ = make(engine)

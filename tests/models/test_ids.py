@@ -153,6 +153,12 @@ def test_ids_that_cannot_be():
 # ---------------------------------------------------------------------------------------------------------------------
 
 WRONG = {
+    "longer than what is written": (
+        [[4, 5, 6, 7, 3], [4, 3, 0, 0, 0]],
+        "have at most `maximum_length` (4) ids in each row, the end id included: `generate` writes no more. Received: 4 5 6 7 3",
+        {"maximum_length": 4},
+    ),
+    "longer, without an end": ([[4, 5, 6], [3, 0, 0]], "have at most `maximum_length` (2) ids", {"maximum_length": 2}),
     "padding in front": (
         [[0, 0, 5, 3], [4, 5, 3, 0]],
         "padding at the end of each row only. Received: 0 0 5 3 (1 of 2 rows",
@@ -171,6 +177,8 @@ RIGHT = {
     "no tokens": ([[3, 0, 0, 0], [4, 5, 6, 3]], {}),
     "no targets": ([[0, 0, 0, 0], [4, 5, 6, 3]], {}),
     "one step": ([[3], [3]], {}),
+    "as long as what is written": ([[4, 5, 6, 3], [4, 3, 0, 0]], {"maximum_length": 4}),
+    "padding beyond": ([[4, 5, 3, 0, 0], [4, 3, 0, 0, 0]], {"maximum_length": 3}),
     "cut off": ([[4, 5, 6, 7], [4, 3, 0, 0]], {"maximum_length": 4}),
     "start is end": ([[4, 5, 2, 0], [2, 0, 0, 0]], {"start_id": 2, "end_id": 2}),
     "other padding": ([[4, 5, 3, 8], [0, 3, 8, 8]], {"padding_id": 8}),
@@ -203,9 +211,9 @@ WAYS = {
 
 @pytest.mark.parametrize(("way", "kind", "case"), quick(12, pairwise(list(WAYS), ["plain", "transformer"], list(WRONG))))
 def test_targets_that_a_decoder_cannot_learn_to_write(way, kind, case):
-    targets, message = WRONG[case]
+    targets, message, *options = WRONG[case]
     with pytest.raises(ValueError, match=r"`targets\['reply'\]` must ") as raised:
-        WAYS[way](trainer_for(kind), np.array(targets))
+        WAYS[way](trainer_for(kind, **dict(*options)), np.array(targets))
     assert message in str(raised.value)
 
 

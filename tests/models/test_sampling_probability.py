@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -31,11 +33,16 @@ def made(probability, engine=None, **options):
     trainer.add_head("copy", decoder, losses.SequenceCrossentropy(), teacher_forcing=True)
     trainer.compile(keras.optimizers.SGD(0.0))
     trainer.compute_gradients((X, {"copy": X}))
-    for number, weight in enumerate(trainer.trainable_variables):
+    make_certain(trainer.trainable_variables, decoder)
+    return trainer, decoder
+
+
+def make_certain(variables, decoder):
+    """Sets weights so large that one id has all of the probability."""
+    for number, weight in enumerate(variables):
         size = int(np.prod(weight.shape))
         weight.assign(np.sin(number + 1.0 + np.arange(size) ** 2).reshape(weight.shape) * 3)
     decoder.output_layer.kernel.assign(decoder.output_layer.kernel * 300)
-    return trainer, decoder
 
 
 def fit(trainer, *callbacks, epochs=2):
@@ -51,9 +58,9 @@ class Curriculum(keras.callbacks.Callback):
         self.decoder.sampling_probability = [0.0, 1.0][epoch]
 
 
-def loss_of(trainer, decoder):
-    """The loss of the rows with the present probability, computed without the trainer's step."""
-    logits = np.asarray(decoder(trainer.encoder(X), X, training=True), np.float64)
+def loss_of(encoder, decoder):
+    """The loss of the rows with the present probability, computed without a trainer's step."""
+    logits = np.asarray(decoder(encoder(X), X, training=True), np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(logits, X[..., None], axis=-1)[..., 0]
     return (np.log(np.exp(logits).sum(axis=-1)) - chosen).mean()
@@ -66,11 +73,31 @@ def test_a_callback_and_a_function_of_the_step_take_effect(engine):
     expected = []
     for probability in (0.0, 1.0):
         decoder.sampling_probability = probability
-        expected.append(loss_of(trainer, decoder))
+        expected.append(loss_of(trainer.encoder, decoder))
     assert abs(expected[0] - expected[1]) > 0.1 * abs(expected[1])
     assert fit(trainer, Curriculum(decoder)) == pytest.approx(expected, rel=1e-4)
     assert decoder.sampling_probability == 1.0
     assert fit(made(from_the_second_epoch, engine)[0]) == pytest.approx(expected, rel=1e-4)
+
+
+DECODERS = [
+    {"cell": "lstm", "attention": "bahdanau", "input_feeding": True},
+    {"cell": "gru", "attention": "luong", "num_layers": 2},
+    {"cell": "gru", "attention": None},
+]
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize(("options", "policy"), list(itertools.product(DECODERS, ["mixed_float16", "mixed_bfloat16"])))
+def test_the_same_in_half_precision(options, policy):
+    losses_by_policy = {}
+    for dtype in (policy, None):
+        encoder = Seq2SeqEncoder(9, 3, 4, cell=options["cell"], dtype=dtype)
+        decoder = Seq2SeqDecoder(9, 3, 4, sampling_probability=1.0, engine="native", dtype=dtype, **options)
+        decoder(encoder(X), X)
+        make_certain([*encoder.trainable_variables, *decoder.trainable_variables], decoder)
+        losses_by_policy[dtype] = loss_of(encoder, decoder)
+    assert losses_by_policy[policy] == pytest.approx(losses_by_policy[None], rel=0.1)
 
 
 @pytest.mark.thorough
@@ -82,7 +109,8 @@ def test_a_value_that_a_callback_has_set_is_resumed(tmp_path):
             else:
                 raise KeyboardInterrupt
 
-    expected = loss_of(*made(1.0))
+    trainer, decoder = made(1.0)
+    expected = loss_of(trainer.encoder, decoder)
     trainer, _ = made(0.5)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, Checkpoint(tmp_path), Once())
