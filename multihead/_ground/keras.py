@@ -41,11 +41,11 @@ _NOT_CAST: dict[str, bool] = {"autocast": False} if KERAS_3 else {"experimental_
 _ONLY_FIRST_REPLICA: object = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 # The module of a head, and the scaling of its targets, is an attribute of the trainer, this and the head's name, so Keras
-# saves and loads it by that name. Keras visits attributes in the order of the alphabet (Keras 2: in reverse) and saves a
-# layer under the first path found. In a list of layers, the path is only a position, so the attribute must come before
-# `layers` (Keras 2: after it).
-HEAD = "head_" if KERAS_3 else "of_head_"
-SCALING = "heads_scaling_" if KERAS_3 else "of_heads_scaling_"
+# saves and loads it by that name. The hyphen keeps it apart from whatever has a name in Python, such as `head_weights`.
+# Keras visits attributes in the order of the alphabet (Keras 2: in reverse) and saves a layer under the first path found.
+# In a list of layers, the path is only a position, so the attribute must come before `layers` (Keras 2: after it).
+HEAD = "head-" if KERAS_3 else "of-head-"
+SCALING = "heads-scaling-" if KERAS_3 else "of-heads-scaling-"
 
 
 class Untracked(Generic[Value]):
@@ -84,7 +84,7 @@ def add_state(
         **_NOT_CAST,
     )
     if KERAS_3:  # TensorFlow's checkpoints find a variable that is an attribute, but do not look into Keras 3's lists
-        setattr(layer, f"state_{name}", variable)
+        setattr(layer, f"state-{name}", variable)
     return variable
 
 

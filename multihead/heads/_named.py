@@ -36,9 +36,10 @@ class NamedHead:
     """A head of a trainer: a `Head` with its name, the key of its targets and logs, and what is computed from it once."""
 
     def __init__(self, name: str, value: Head) -> None:
-        if not isinstance(name, str) or not name or "/" in name:
+        if not isinstance(name, str) or name in ("", ".") or "/" in name:  # which have a meaning in the paths of files
             raise ValueError(
-                f"`name` of a head must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'."
+                f"`name` of a head must be a non-empty string without '/', and not '.'. Received: name={name!r}. "
+                "Pass, say, 'price'."
             )
         self.name = name
         self._value = value

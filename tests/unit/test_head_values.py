@@ -104,7 +104,7 @@ def test_replace_makes_another_head_on_the_same_module_and_checks_it():
 
 HEAD = Head(keras.layers.Dense(1), "mse")
 DICT = r"`heads` must be a dict of `Head` by name\. Received: a {}\. Pass, for example, heads=\{{'price': Head\(module, loss\)\}}\."
-NAME = r"`name` of a head must be a non-empty string without '/'\. Received: name={}\. Pass"
+NAME = r"`name` of a head must be a non-empty string without '/', and not '\.'\. Received: name={}\. Pass"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,7 @@ NAME = r"`name` of a head must be a non-empty string without '/'\. Received: nam
         ({"size": HEAD, "price": (keras.layers.Dense(1), "mse")}, TypeError, DICT.format("tuple for 'price'")),
         ({1: HEAD}, ValueError, NAME.format("1")),
         ({"a/b": HEAD}, ValueError, NAME.format("'a/b'")),
+        ({".": HEAD}, ValueError, NAME.format("'.'")),
     ],
 )
 def test_heads_of_a_wrong_type(heads, error, message):
