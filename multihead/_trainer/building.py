@@ -160,10 +160,10 @@ def _way(balancer: Balancer | None, options: CompileOptions) -> Way:
     if balancer is not None and options.balance_at == "parameters":
         may_reuse = options.balance_every > 1 and not needs_norms and not depends
         return PassPerHead(balancer, measure, at_parameters=True, may_reuse=may_reuse)
-    if balancer is not None or options.telemetry == "full":
+    if options.telemetry == "full" or not (balancer is None or balancer.norms_only):
         measure = inner_products
-    elif measure is None and (needs_norms or options.telemetry == "norms"):
+    elif measure is None and (needs_norms or balancer is not None or options.telemetry == "norms"):
         measure = squared_norms
     is_single = options.micro_batches * options.gradient_accumulation_steps == 1
-    is_plain = balancer is None and not depends
-    return CombinedFirst(balancer, measure) if is_single or is_plain else PassPerHead(balancer, measure)
+    is_known = not depends and (balancer is None or balancer.lags)
+    return CombinedFirst(balancer, measure) if is_single or is_known else PassPerHead(balancer, measure)

@@ -1,8 +1,10 @@
 """The ways of the heads' gradients through the encoder. The trainer chooses one when it is built.
 
-Balancing is not linear, so it happens once per update, on inner products over all micro-batches and replicas. Of a single
-micro-batch, they are known before the encoder's backward pass, and one such pass is enough. Of several, they are complete
-only after the last one, so each micro-batch computes the encoder gradient of every head.
+Coefficients that are known before an update, as those of the plain sum and of methods with running averages are, need one
+backward pass through the encoder for each micro-batch. Others come from inner products over all micro-batches and replicas,
+since balancing is not linear. Of a single micro-batch, these are known before the encoder's backward pass, and one such pass
+is enough. Of several, they are complete only after the last one, so each micro-batch computes the encoder gradient of every
+head.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from multihead._update.network import Network
 from multihead._update.passes import HeadsPass, Sums, shapes_of
 from multihead._update.representation import Measure, Rows, times, total, weighted
 from multihead._update.update import Combined
-from multihead._update.weights import Losses, LossWeights
+from multihead._update.weights import Losses, LossWeights, depends_on_losses
 from multihead.balancing import Balancer
 
 Found = tuple[Sums, Losses, Combined]
@@ -61,11 +63,12 @@ class Way(ABC):
 class CombinedFirst(Way):
     """Combines the heads' gradients at the representation, before one backward pass of each micro-batch.
 
-    Those of several micro-batches are only added: their weights are known before, and there is no balancer.
+    Those of several micro-batches are added: their coefficients are known before the update.
     """
 
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
-        if len(micro_batches) > 1:
+        lags = self.balancer is not None and self.balancer.lags and not depends_on_losses(weights.weighting)
+        if lags or len(micro_batches) > 1:
             return self._added(network, micro_batches, weights)
         found = HeadsPass(network, micro_batches[0], weights)
         sums = found.sums(is_measured=self.measure is not None)
@@ -82,15 +85,19 @@ class CombinedFirst(Way):
         return sums, losses, Combined(encoder, coefficients, products, products, square, leaves=rows)
 
     def _added(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+        known = None if self.balancer is None else self.balancer.known(weights.step, weights.meeting)
+        factors = None if known is None else where(weights.meeting, known[1], 0.0)
+
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights)
             rows, sums = found.at_representation, found.sums(is_measured=self.measure is not None)
-            return sums, found.backward(total(rows), tf.ones([len(rows)])), [], self._measured(rows)
+            encoder = found.backward(total(times(rows, factors)), tf.ones([len(rows)]) if factors is None else factors)
+            return sums, encoder, [], self._measured(rows)
 
         shapes = self._shapes(network, has_rows=False)
         sums, encoder, _, products = accumulate(of_micro_batch, micro_batches, shapes)
         losses, products = Losses(weights, sums.losses), _reduced(products, None)
-        encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(None, losses, products)
+        encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(self.balancer, losses, products)
         return sums, losses, Combined(encoder, coefficients, products, products)
 
 
@@ -124,7 +131,7 @@ class PassPerHead(Way):
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
         if self.balancer is None or not self.may_reuse or in_xla():
             return None, None
-        found = self.balancer.reused(weights.step, weights.meeting)
+        found = self.balancer.known(weights.step, weights.meeting)
         if found is None:
             return None, None
         solves, coefficients = found

@@ -36,6 +36,9 @@ class Balancer(Method):
         levels: Where the method can be applied: `"representation"`, `"parameters"`.
         max_heads: The largest number of heads that the method supports, or None.
         rescales: Whether the method multiplies each row by a factor, so that `Chain` can pass the rows to the next method.
+        norms_only: Whether the norms of the rows are enough: of the Gramian, only the diagonal is read.
+        lags: Whether the coefficients of an update depend only on the updates before it: they are known before, and what the
+            update measures serves the next. Such a method implements `known`, too.
         head_names: The heads' names after `bind` has been called, otherwise None.
         sizes: The number of parameters of each gradient tensor after `build` has been called; None if unknown.
 
@@ -46,6 +49,8 @@ class Balancer(Method):
     levels: tuple[str, ...] = ("representation", "parameters")
     max_heads: int | None = None
     rescales: bool = True
+    norms_only: bool = False
+    lags: bool = False
     sizes: tuple[int | None, ...] = ()
     _may_use = ("gradients", "step", "losses")
 
@@ -127,16 +132,17 @@ class Balancer(Method):
         weights = tf.cast(self.coefficients(gramian(wide), **used), tf.float64)
         return [rows * weights[:, None] for rows in wide]
 
-    def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """Coefficients that do not depend on the gradients of this update, where there are any.
+    def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """The coefficients of an update that are known before its gradients are, where there are any.
 
         Args:
             step: The number of updates applied so far.
             active: `[num_heads]` booleans: which heads the update trains.
 
         Returns:
-            A boolean scalar, whether the coefficients must be computed, and `[num_heads]` float32, the coefficients to use
-            otherwise. None, the default: the coefficients are computed in every update.
+            A boolean scalar, whether the method needs the inner products of this update, and `[num_heads]` float32, the
+            coefficients: with `lags` of every update, otherwise of those that do not need inner products. None, the default:
+            the coefficients are computed in every update.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Kinds of balancers: with a preference, with running gradients, and recomputed at every n-th step."""
+"""Kinds of balancers: with a preference, with running gradients, and computed at every n-th step."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
 
 
 class Every(Balancer):
-    """Recomputes a balancer of inner products at every `steps`-th step, and reuses its coefficients in between.
+    """Computes a balancer of inner products at every `steps`-th step, and reuses its coefficients in between.
 
-    A head that is active but was idle at the last recomputation has no coefficient to reuse: the coefficients are then
-    recomputed early. In between, the balancer is not computed at all.
+    A head that is active but was idle at the last computation has no coefficient to reuse: the coefficients are then
+    computed early. In between, the balancer is not computed at all. One that `lags` measures at every `steps`-th step.
 
     State: `cached`, `[num_heads]` float32, the last computed coefficients; `solved`, `[num_heads]` float32, 1 for the heads
     that were active then. The balancer also keeps its own state.
@@ -119,6 +119,7 @@ class Every(Balancer):
         self.steps = steps
         self.uses = tuple(dict.fromkeys([*balancer.uses, "step"]))
         self.levels, self.max_heads = balancer.levels, balancer.max_heads
+        self.norms_only, self.lags = balancer.norms_only, balancer.lags
         self.head_names = balancer.head_names
 
     def build(self, input_shape: Shape) -> None:
@@ -131,16 +132,16 @@ class Every(Balancer):
 
     def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Tensor) -> tf.Tensor:
         def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, known: dict[str, tf.Tensor]) -> tf.Tensor:
-            active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
+            active = tf.linalg.diag_part(gramian) > 0
 
             def solve() -> tf.Tensor:
                 used = self.balancer.used(step=step, **known)
                 fresh = tf.cast(self.balancer.coefficients(gramian, **used), tf.float32)
-                cached.assign(fresh)
+                tensor_variable(self.cached).assign(fresh)
                 tensor_variable(self.solved).assign(tf.cast(active, tf.float32))
                 return fresh
 
-            return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
+            return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(self._between(step, active)))
 
         given = (gramian, tf.cast(step, tf.int64), known)
         if num_replicas() == 1:
@@ -152,8 +153,13 @@ class Every(Balancer):
             found = tf.distribute.get_replica_context().merge_call(of_first, args=given)
         return tf.cast(found, gramian.dtype)
 
-    def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._is_due(step, active), tensor_variable(self.cached).read_value()
+    def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._is_due(step, active), self._between(step, active)
+
+    def _between(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        """The coefficients of a step at which nothing is computed."""
+        found = self.balancer.known(step, active) if self.lags else None
+        return tensor_variable(self.cached).read_value() if found is None else found[1]
 
     def _is_due(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         solved = tensor_variable(self.solved).read_value()

@@ -33,6 +33,11 @@ class Sum(PreferenceBalancer):
         [2.0, 2.0, 2.0]
     """
 
+    norms_only = lags = True
+
+    def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.constant(True), tf.constant(self._numbers(int(active.shape[0])), tf.float32)
+
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         gramian = tf.convert_to_tensor(gramian)
         return tf.constant(self._numbers(int(gramian.shape[0])), gramian.dtype)
@@ -59,6 +64,7 @@ class EqualNorms(PreferenceBalancer):
         [0.1588, 2.0706, 2.0706]
     """
 
+    norms_only = True
     scale_invariant = True
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
@@ -97,6 +103,8 @@ class NormBudget(PreferenceBalancer):
         >>> budget([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [-2.2302, 1.2950, 1.2950]
     """
+
+    norms_only = True
 
     def _check_numbers(self, preference: Mapping[str, float]) -> None:
         for head, budget in preference.items():
@@ -148,13 +156,18 @@ class NormFloor(PreferenceBalancer):
     Gradients above the floor keep their proportions, and the heads' loss weights keep their effect on them. Conflicts in
     direction remain.
 
-    Formula: `s_k <- beta s_k + (1 - beta) |g_k|^2`, and `r_k = sqrt(s_k / (1 - beta^n))` after `n` updates of the head, its
-    running root mean square; `t_k = max(r_k, floor p_k max_j r_j / p_j)`, with `p` the `preference`; and
-    `d = (|r| / |t|) sum_k (t_k / r_k) g_k`. A head whose preference is 0 is never scaled up and does not count in the
-    maximum.
+    Formula: `r_k = sqrt(s_k / (1 - beta^n))` is the running root mean square of a head's norm over its `n` updates before
+    this one; `t_k = max(r_k, floor p_k max_j r_j / p_j)`, with `p` the `preference`; and
+    `d = (|r| / |t|) sum_k (t_k / r_k) g_k`. Afterwards `s_k <- beta s_k + (1 - beta) |g_k|^2`. A head without
+    an update before this one has the coefficient 1 in place of `(|r| / |t|) (t_k / r_k)`, so that the first update is the
+    plain sum. A head whose preference is 0 is never scaled up and does not count in the maximum.
+
+    The coefficients are therefore known before the gradients are, and an update costs what that of the plain sum costs, for
+    any number of heads, micro-batches, batches and replicas. They follow one update later: where a head's gradient may
+    suddenly be many times as large as in all updates before, limit the update with `clip=` of `compile`.
 
     Guarantee: `t_i / t_j >= floor p_i / p_j` for any two heads whose preference is above 0. `floor=0` is the plain sum; with
-    `floor=1`, `t` is proportional to `p`, as the norms in each batch are with `EqualNorms`. If the heads' gradients are
+    `floor=1`, `t` is proportional to `p`: the running form of `EqualNorms`. If the heads' gradients are
     orthogonal on average and the optimizer normalizes the update, as Adam does, a head learns `t_k / |t|` times as fast as
     when it is trained alone; with equal preferences this is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its speed
     in the plain sum.
@@ -172,10 +185,14 @@ class NormFloor(PreferenceBalancer):
         beta: Decay rate of the running squares, at least 0 and below 1.
 
     Example:
-        >>> rows = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
-        >>> NormFloor(floor=1.0)(rows).numpy().tolist()
+        >>> rows, balancer = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]], NormFloor(floor=1.0)
+        >>> balancer(rows).numpy().tolist()
+        [2.0, 2.0, 2.0]
+        >>> balancer(rows).numpy().tolist()
         [0.1615, 2.1056, 2.1056]
     """
+
+    norms_only = lags = True
 
     def __init__(
         self,
@@ -193,23 +210,28 @@ class NormFloor(PreferenceBalancer):
         self.lengths = self.add_state("lengths", (num_heads,))
         self.masses = self.add_state("masses", (num_heads,))
 
+    def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.constant(True), tf.cast(self._coefficients(), tf.float32)
+
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
-        rows = unit_rows(gramian)
+        rows, coefficients = unit_rows(gramian), self._coefficients()
         length, mass = read(self.lengths), read(self.masses)
         trains = (rows.active > 0) & rows.finite
         square = self.beta * length**2 + (1.0 - self.beta) * rows.norms**2
-        length = where(trains, tf.sqrt(square), length)
-        mass = where(trains, self.beta * mass + 1.0 - self.beta, mass)
-        write(self.lengths, length)
-        write(self.masses, mass)
+        write(self.lengths, where(trains, tf.sqrt(square), length))
+        write(self.masses, where(trains, self.beta * mass + 1.0 - self.beta, mass))
+        return rows.coefficients(rows.norms * coefficients)
 
-        known = mass > 0
-        running = length / tf.sqrt(where(known, mass, 1.0))
-        preference = tf.constant(self._numbers(rows.num_heads), tf.float64)
+    def _coefficients(self) -> tf.Tensor:
+        """`[num_heads]` float64: the coefficients of the next update, of heads that may be idle in it, too."""
+        length, mass = read(self.lengths), read(self.masses)
+        is_known = mass > 0
+        running = length / tf.sqrt(where(is_known, mass, 1.0))
+        preference = tf.constant(self._numbers(int(mass.shape[0])), tf.float64)
         largest = tf.reduce_max(where(preference > 0, running / where(preference > 0, preference, 1.0), 0.0))
-        target = where(known, tf.maximum(running, self.floor * preference * largest), 0.0)
+        target = where(is_known, tf.maximum(running, self.floor * preference * largest), 0.0)
         size = tf.math.divide_no_nan(tf.norm(running), tf.norm(target))
-        return rows.coefficients(rows.norms * size * tf.math.divide_no_nan(target, running))
+        return where(is_known, size * tf.math.divide_no_nan(target, running), 1.0)
 
 
 @keras.saving.register_keras_serializable(package="multihead")

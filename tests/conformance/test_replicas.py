@@ -39,6 +39,7 @@ def assert_replicas_alike(trainer, strategy):
         [
             ("whole", "representation", 0.3, True, "adam"),
             ("both", "parameters", None, True, "momentum"),
+            ("both", "known before", None, True, "momentum"),
         ],
     ),
 )

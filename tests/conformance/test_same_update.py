@@ -28,3 +28,13 @@ def test_update_is_that_of_a_tape_by_hand(gathering, balanced, clip, missing, op
     wanted = expected(updates, OPTIMIZERS[optimizer], balancer, level, clip)
     actual, _ = trained(updates, OPTIMIZERS[optimizer], gathering, balancer, level, clip)
     assert_alike(actual, wanted)
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.usefixtures("eager_updates")
+@pytest.mark.parametrize("gathering", ["both", "whole", "micro-batches", "batches"])
+def test_coefficients_that_are_known_before_are_those_of_a_tape_by_hand(gathering):
+    updates = batches_of_updates(missing=True)
+    wanted = expected(updates, OPTIMIZERS["momentum"], *BALANCINGS["known before"], clip=0.3)
+    actual, _ = trained(updates, OPTIMIZERS["momentum"], gathering, *BALANCINGS["known before"], clip=0.3)
+    assert_alike(actual, wanted)

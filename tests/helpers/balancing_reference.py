@@ -150,6 +150,32 @@ def project_onto_simplex(point):
     return np.maximum(point - (low + high) / 2, 0)
 
 
+class NormFloor:
+    """The formula of the docstring, from the sums over all updates instead of step by step."""
+
+    def __init__(self, floor, preference, beta=0.98):
+        self.floor, self.preference, self.beta, self.past = floor, np.array(preference), beta, [[] for _ in preference]
+
+    def running(self):
+        found = np.zeros(len(self.past))
+        for k, past in enumerate(self.past):
+            if past:
+                ages = self.beta ** np.arange(len(past))[::-1]
+                found[k] = np.sqrt(ages @ past / ages.sum())
+        return found
+
+    def __call__(self, gramian):
+        """The coefficients of an update, from the updates before it; then its squared norms belong to the past."""
+        lengths, p, squares = self.running(), self.preference, np.diag(gramian)
+        largest = max(lengths[k] / p[k] for k in range(len(p)) if p[k] > 0)
+        targets = np.where(lengths > 0, np.maximum(lengths, self.floor * p * largest), 0)
+        size = np.linalg.norm(lengths) / np.linalg.norm(targets) if lengths.any() else 1.0
+        factors = [size * target / length if length > 0 else 1.0 for target, length in zip(targets, lengths)]
+        for past, square in zip(self.past, squares):
+            past.extend([square] if square > 0 else [])
+        return np.where(squares > 0, factors, 0.0)
+
+
 METHODS = {
     "Sum": lambda rows: rows.sum(axis=0),
     "EqualNorms": lambda rows: norms(rows).mean() * units(rows).sum(axis=0),

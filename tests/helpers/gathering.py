@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead import clipping
+from multihead import balancing, clipping
 from tests.helpers import balancing_reference, reference, tiny
 
 OPTIMIZERS = {
@@ -22,7 +22,11 @@ BALANCINGS = {
     "sum": (None, "representation"),
     "representation": ("UPGrad", "representation"),
     "parameters": ("UPGrad", "parameters"),
+    "known before": ("NormFloor", "representation"),
 }
+
+# With its default, this one would change nothing.
+MADE = {"NormFloor": lambda: balancing.NormFloor(1.0)}
 
 UPDATES = 3
 
@@ -51,6 +55,8 @@ def dataset(batches):
 
 def expected(updates, optimizer, balancer, level, clip):
     combine = None if balancer is None else lambda gramian: balancing_reference.coefficients(balancer, gramian)
+    if balancer == "NormFloor":
+        combine = balancing_reference.NormFloor(1.0, [1.0] * len(tiny.WEIGHTS))
     by_hand = reference.built(updates[0][0], optimizer(), tiny.WEIGHTS, combine, level, clip)
     for batches in updates:
         by_hand.update(batches)
@@ -64,7 +70,7 @@ def trained(updates, optimizer, gathering, balancer, level, clip, strategy=None)
     def compiled():
         return tiny.trainer(
             optimizer(),
-            balancer=balancer,
+            balancer=MADE.get(balancer, lambda: balancer)(),
             balance_at=level,
             clip=None if clip is None else clipping.ByGlobalNorm(clip),
             micro_batches=micro_batches,

@@ -120,7 +120,7 @@ def test_at_the_parameters_the_updates_are_those_of_a_backward_pass_per_head(opt
     trained = []
     for reuses in (True, False):
         if not reuses:
-            monkeypatch.setattr(Every, "reused", balancing.Balancer.reused)
+            monkeypatch.setattr(Every, "known", balancing.Balancer.known)
         trainer = tiny.trainer(
             keras.optimizers.SGD(0.05, momentum=0.9), balancer="UPGrad", balance_at="parameters", balance_every=3, **options
         )

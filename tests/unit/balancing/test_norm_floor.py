@@ -8,51 +8,43 @@ import tensorflow as tf
 
 from multihead import balancing
 from tests.helpers import zoo
+from tests.helpers.balancing_reference import NormFloor
 
 pytestmark = pytest.mark.mathematics
 
 
-class Reference:
-    """The formula of the docstring, from the sums over all updates instead of step by step."""
-
-    def __init__(self, floor, preference, beta):
-        self.floor, self.preference, self.beta, self.past = floor, np.array(preference), beta, None
-
-    def running(self, rows):
-        self.past = self.past or [[] for _ in rows]
-        for past, row in zip(self.past, rows):
-            if row.any():
-                past.append(row @ row)
-        found = np.zeros(len(rows))
-        for k, past in enumerate(self.past):
-            if past:
-                ages = self.beta ** np.arange(len(past))[::-1]
-                found[k] = np.sqrt(ages @ past / ages.sum())
-        return found
-
-    def coefficients(self, rows):
-        norms, p = self.running(rows), self.preference
-        largest = max(norms[k] / p[k] for k in range(len(rows)) if p[k] > 0)
-        targets = np.where(norms > 0, np.maximum(norms, self.floor * p * largest), 0)
-        size = np.linalg.norm(norms) / np.linalg.norm(targets)
-        return np.array([size * t / r if row.any() else 0.0 for t, r, row in zip(targets, norms, rows)])
-
-
 def after(balancer, updates):
     balancer.build((len(updates[0]), None))
-    coefficients_of = tf.function(balancer.coefficients) if len(updates) > 10 else balancer.coefficients
-    return [coefficients_of(tf.constant(rows @ rows.T)).numpy() for rows in updates]
+    return [balancer.coefficients(tf.constant(rows @ rows.T)).numpy() for rows in updates]
 
 
 @pytest.mark.parametrize("overall", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize(("floor", "preference"), [(0.0, (1, 1, 1)), (0.2, (1, 1, 1)), (1.0, (1, 2, 0.5)), (0.5, (1, 0, 3))])
 def test_the_formula_over_updates_in_which_heads_are_idle(floor, preference, overall):
     updates = [overall * zoo.matrix("random", 3, 6.0, seed=seed) for seed in range(5)]
-    updates[1][0] = updates[2][0] = updates[3][2] = 0.0
-    reference = Reference(floor, preference, 0.9)
-    expected = [reference.coefficients(rows) for rows in updates]
+    updates[0][1] = updates[1][0] = updates[2][0] = updates[3][2] = 0.0
+    reference = NormFloor(floor, preference, 0.9)
+    expected = [reference(rows @ rows.T) for rows in updates]
     for one, other in zip(after(zoo.preferring(balancing.NormFloor, preference, floor=floor, beta=0.9), updates), expected):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_the_first_update_is_the_plain_sum_and_what_it_measures_serves_the_next():
+    rows = zoo.matrix("random", 3, 6.0)
+    balancer = balancing.NormFloor(1.0)
+    balancer.build((3, None))
+    active = tf.constant([True] * 3)
+    first = balancer.known(tf.constant(0), active)[1].numpy()
+    np.testing.assert_array_equal(first, 1.0)
+    np.testing.assert_allclose(balancer(rows).numpy(), rows.sum(axis=0), rtol=1e-6)
+    # An update of quite another size changes nothing of its own coefficients.
+    known = balancer.known(tf.constant(1), active)[1].numpy()
+    lengths = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(known * lengths, np.sqrt((lengths**2).mean()), rtol=1e-6)
+    for scale in (1e-6, 1.0, 1e6):
+        other = balancing.NormFloor(1.0)
+        after(other, [rows])
+        np.testing.assert_allclose(other(scale * rows[::-1]).numpy(), scale * known @ rows[::-1], rtol=1e-5)
 
 
 def test_without_a_starved_head_it_is_the_plain_sum_bit_for_bit():
@@ -70,7 +62,7 @@ def test_the_guarantee_and_the_relative_learning_speed(floor):
         rows = np.diag(norms)  # orthogonal
         preference = 10.0 ** rng.uniform(-1, 1, num_heads)
         for p in (np.ones(num_heads), preference):
-            (coefficients,) = after(zoo.preferring(balancing.NormFloor, p, floor=floor), [rows])
+            _, coefficients = after(zoo.preferring(balancing.NormFloor, p, floor=floor), [rows, rows])
             targets = coefficients * norms
             relative = targets / p
             assert relative.min() >= floor * relative.max() * (1 - 1e-6)
@@ -85,7 +77,7 @@ def test_the_guarantee_and_the_relative_learning_speed(floor):
 
 def test_an_idle_head_keeps_its_state_and_its_place_in_the_maximum():
     balancer = balancing.NormFloor(0.5)
-    first = after(balancer, [np.diag([8.0, 1.0])])[0]
+    _, first = after(balancer, [np.diag([8.0, 1.0])] * 2)
     state = [variable.numpy().copy() for variable in balancer.variables]
     second = balancer.coefficients(tf.constant(np.diag([0.0, 1.0]))).numpy()
     assert second[0] == 0 and second[1] == pytest.approx(first[1], rel=1e-6)
