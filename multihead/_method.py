@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import users
+from multihead._ground.calls import as_is, users
 from multihead._ground.keras import Untracked, add_state
-from multihead._ground.types import Config, Shape, Variable
-from multihead._ground.validation import did_you_mean, plain, quoted
+from multihead._ground.layers import check_initialized
+from multihead._ground.types import Config, Function, Nested, Shape, Variable
+from multihead._ground.validation import did_you_mean, in_short, plain, quoted
 
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
 """The methods that users write, in which Python's control flow may depend on tensors."""
+
+_RESULTS = {
+    "coefficients": "one number for each head, a tensor of shape [num_heads]",
+    "active": "one boolean for each head, a tensor of shape [num_heads]",
+    "combine": "a list with one tensor [n] for each tensor [num_heads, n] that it got",
+    "rescale": "a list with one tensor [num_heads, n] for each that it got",
+    "total": "the total loss, a floating-point scalar",
+    "objective": "what to minimize, a floating-point scalar",
+    "regularizer": "a floating-point scalar or None",
+}
+"""What these methods must return."""
 
 Kind = TypeVar("Kind", bound="Method")
 
@@ -69,8 +83,10 @@ class Method(keras.layers.Layer):
         super().__init_subclass__(**options)
         for name in _CALLED_IN_GRAPHS:
             method = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-            if inspect.isfunction(method) and users(method) is not method:  # not a `tf.function`, which converts itself
-                setattr(cls, name, users(method))
+            if inspect.isfunction(method) and users(method) is not method:
+                setattr(cls, name, _checked(name, users(method)))
+            elif isinstance(method, tf.types.experimental.PolymorphicFunction):  # which converts itself
+                setattr(cls, name, _checked(name, _bound(method)))
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Sets the heads' names, in order, so that options can refer to heads by name.
@@ -167,6 +183,51 @@ class Method(keras.layers.Layer):
         return {name: _as_plain(getattr(self, name)) for name in own}
 
 
+def _checked(name: str, method: Function) -> Function:
+    """A method that a user wrote, with an error where it does not return what it must."""
+    if name not in _RESULTS:
+        return method
+    gives_list, may_be_none = name in ("combine", "rescale"), name == "regularizer"
+
+    def shapes(self: Method, given: Any) -> list[tf.TensorShape]:
+        if gives_list:
+            return [tf.TensorShape(each.shape[name == "combine" :]) for each in given]
+        if name not in ("coefficients", "active"):
+            return [tf.TensorShape([])]
+        return [tf.TensorShape([given.shape[0] if name == "coefficients" else len(self.head_names or ()) or None])]
+
+    def is_of_kind(dtype: tf.DType) -> bool:
+        is_number = dtype.is_floating or (dtype.is_integer and name == "coefficients")
+        return bool(dtype.is_bool if name == "active" else is_number)
+
+    @as_is
+    @functools.wraps(method)
+    def checked(self: Method, *args: Any, **used: Any) -> Nested:
+        result = method(self, *args, **used)
+        if result is None and may_be_none:
+            return None
+        is_list = gives_list and isinstance(result, (list, tuple))
+        parts = list(result) if is_list else [result]
+        with suppress(ValueError, TypeError):
+            parts = [tf.convert_to_tensor(part) for part in parts]
+        wanted = shapes(self, args[0] if args else next(iter(used.values())))
+        fits = is_list == gives_list and len(parts) == len(wanted) and all(map(tf.is_tensor, parts))
+        if not fits or not all(is_of_kind(p.dtype) and w.is_compatible_with(p.shape) for p, w in zip(parts, wanted)):
+            received = [f"{part.dtype.name} of shape {part.shape}" if tf.is_tensor(part) else repr(part) for part in parts]
+            raise ValueError(
+                f"`{name}` of {type(self).__name__} must return {_RESULTS[name]}. Received: "
+                f"{', '.join(received) or 'an empty list'}. Correct its result; see docs/extending.md."
+            )
+        return result
+
+    return checked
+
+
+def _bound(function: Any) -> Function:
+    """A method that is a `tf.function`, as a plain function."""
+    return as_is(lambda self, *args, **kwargs: function.__get__(self, type(self))(*args, **kwargs))
+
+
 def _as_plain(value: object) -> object:
     """Without the classes in which Keras wraps the lists and dicts of a layer."""
     if isinstance(value, Mapping):
@@ -184,7 +245,16 @@ def methods(base: type[Kind]) -> dict[str, type[Kind]]:
 
 def find(argument: str, identifier: object, base: type[Kind]) -> Kind | None:
     """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned."""
+    if isinstance(identifier, dict):
+        try:
+            identifier = keras.saving.deserialize_keras_object(identifier)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"`{argument}` must be from `keras.saving.serialize_keras_object` if it is a dict. Received: "
+                f"{identifier!r}. Pass such a dict, or a {argument}. Keras says: {in_short(error)}"
+            ) from error
     if identifier is None or isinstance(identifier, base):
+        check_initialized(argument, identifier)
         return identifier
     classes = methods(base)
     if isinstance(identifier, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
@@ -15,7 +16,7 @@ from multihead._formats.from_model import compiled_of, parts_of
 from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
 from multihead._ground.keras import Untracked, check_one_step, tensor_variable
-from multihead._ground.layers import replace_layers
+from multihead._ground.layers import check_initialized, replace_layers
 from multihead._ground.types import (
     Callback,
     Config,
@@ -35,7 +36,7 @@ from multihead._runs.run import checkpoint_of, opened
 from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, StepFunction
-from multihead._trainer.options import CompileOptions, check_compile, check_trainer
+from multihead._trainer.options import CompileOptions, check_compile, check_trainer, only_own_options
 from multihead._update.representation import call_encoder
 from multihead._update.scaling import check_known, scale_targets
 from multihead._update.spec import Plan
@@ -91,6 +92,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 f"`encoder` must be a Keras layer or model. Received: encoder={encoder!r}. "
                 "Pass a layer or model that converts the inputs to the representation."
             )
+        check_initialized("encoder", encoder)
         super().__init__(encoder, name)
         self._set_heads(tuple(NamedHead(each, head) for each, head in check_heads(heads).items()))
 
@@ -230,6 +232,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self._replan(heads_stay=False, may_be_idle=True)
         self._set_idle(heads)
 
+    @only_own_options
     def compile(
         self,
         optimizer: Optimizer = None,
@@ -261,12 +264,12 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: for a trainer
                 made by `from_model`, a new one with the options of the model's optimizer; otherwise `"rmsprop"`, as in
                 Keras.
-            weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
-                the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
-                optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
-                update costs what a balancer costs: see `micro_batches`.
-            balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
-                name; None is the plain sum.
+            weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting`, its name or its
+                configuration; None is the sum of the losses, each times its head's `weight`. The weighting's variables are
+                trained by the same optimizer, without clipping. With several micro-batches, a weighting that depends on the
+                losses of the same update costs what a balancer costs: see `micro_batches`.
+            balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer`, its name or
+                its configuration; None is the plain sum.
             head_schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
             clip: Limits the final gradients, once per update (`multihead.clipping`); None: no limit.
             encoder_learning_rate_multiplier: The factor of every step that is applied to the encoder's variables, weight
@@ -307,7 +310,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         Raises:
             ValueError: There is no head yet; an option is out of range, names an unknown method or head, or does not work on
                 several replicas; or the optimizer clips or accumulates gradients.
-            TypeError: An option has the wrong type.
+            TypeError: An option has the wrong type, or `compile` does not have it: losses and metrics belong to the heads.
         """
         arguments = _arguments(locals())
         self._refuse_in_fit("compile")
@@ -473,7 +476,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
         `print_fn` is called with each line. If any other argument is given, Keras's own summary follows.
         """
-        given = {name: value for name, value in _arguments(locals()).items() if value not in (None, False)}
+        given = {name: value for name, value in _arguments(locals()).items() if value is not None and value is not False}
+        given = {name: list(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
         print_summary(self, given, super().summary)
 
     @errors_in_words()

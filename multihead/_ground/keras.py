@@ -27,6 +27,12 @@ METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 # Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
 SEQUENCES_BEGIN_ANEW = not KERAS_3
 
+# The losses and metrics of Keras 3 that Keras 2 does not have, by their names in lower case and without underscores.
+ONLY_KERAS_3 = (
+    *("ctc", "dice", "tversky", "circle", "categoricalgeneralizedcrossentropy"),
+    *("pearsoncorrelation", "concordancecorrelation"),
+)
+
 # Whether Keras can choose `steps_per_execution` by itself, for "auto".
 TUNES_STEPS = not KERAS_3
 

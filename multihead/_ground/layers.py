@@ -21,6 +21,17 @@ def all_layers(module: Layer) -> list[keras.layers.Layer]:
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
 
 
+def check_initialized(argument: str, value: object) -> None:
+    """Raises unless the class of a layer, a metric or a loss has called the `__init__` of Keras."""
+    is_layer = isinstance(value, (keras.layers.Layer, keras.metrics.Metric)) and "_dtype_policy" not in vars(value)
+    is_loss = isinstance(value, keras.losses.Loss) and not hasattr(value, "reduction")
+    if is_layer or is_loss:
+        raise ValueError(
+            f"`{argument}` must be initialized by Keras. Received: a {type(value).__name__}, whose `__init__` does not call "
+            "that of its base class. Begin it with `super().__init__()`."
+        )
+
+
 def sublayers(module: Layer) -> list[keras.layers.Layer]:
     """The layers directly below a layer or model; empty for other objects."""
     if not isinstance(module, keras.layers.Layer):

@@ -19,6 +19,10 @@ from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
 _BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = weakref.WeakKeyDictionary()
 
 
+# Every class of optimizers that Keras has had.
+ANY_OPTIMIZER = (keras.optimizers.Optimizer, *(() if KERAS_3 else (keras.optimizers.legacy.Optimizer,)))
+
+
 def optimizer_core(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, without a loss-scaling wrapper."""
     return getattr(optimizer, "inner_optimizer", optimizer)

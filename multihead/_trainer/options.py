@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +14,9 @@ import tensorflow as tf
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import TUNES_STEPS, check_options_of_replicas
+from multihead._ground.layers import check_initialized
 from multihead._ground.optimizers import (
+    ANY_OPTIMIZER,
     APPLYING,
     BY_REPLICAS,
     NOT_CALLED,
@@ -21,8 +25,8 @@ from multihead._ground.optimizers import (
     optimizer_classes,
     optimizer_core,
 )
-from multihead._ground.types import Config, Given, Optimizer, Rate
-from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, quoted
+from multihead._ground.types import Config, Function, Given, Optimizer, Rate, Trainer
+from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, nearest, quoted
 from multihead._update.faults import ON_NONFINITE
 from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
@@ -74,8 +78,14 @@ class CompileOptions:
             ("clip", self.clip, clipping.Clipping, clipping, "clipping.ByGlobalNorm(5.0)"),
         ):
             if value is not None and not isinstance(value, kind):
-                hint = did_you_mean([value], module.__all__, f"Pass, for example, {example}.")
-                raise TypeError(f"`{argument}` must be one of {module.__name__}. Received: {argument}={value!r}. {hint}")
+                hint = f"Pass an instance, for example {example}."
+                if isinstance(value, str) and (near := nearest(value, module.__all__)) is not None:
+                    hint = f"Pass an instance of {module.__name__.rpartition('.')[2]}.{near}."
+                raise TypeError(
+                    f"`{argument}` must be an instance of one of {quoted(module.__all__)} in {module.__name__}. Received: "
+                    f"{argument}={value!r}. {hint}"
+                )
+            check_initialized(argument, value)
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         check_choice("telemetry", self.telemetry, LEVELS)
         check_choice("jit_compile", self.jit_compile, (None, True, False, "auto"))
@@ -132,6 +142,30 @@ class CompileOptions:
                 f"balance_at='representation' with {parts} micro-batches and {num_replicas} replicas. Change "
                 "it, or use one batch without micro-batches, on one replica."
             )
+
+
+def only_own_options(method: Function) -> Function:
+    """The method `compile`, with an error in words for options that it does not have, such as those of Keras."""
+    known = list(inspect.signature(method).parameters)[1:]
+    of_keras = list(inspect.signature(keras.Model.compile).parameters)[1:]
+
+    @functools.wraps(method)
+    def checked(self: Trainer, *args: object, **options: object) -> None:
+        others = dict(zip(of_keras[1:], args[1:])) | {name: each for name, each in options.items() if name not in known}
+        for name, value in others.items():
+            rule = f"`{name}` must not be passed to `compile`"
+            if name in ("loss", "loss_weights", "metrics", "weighted_metrics"):
+                raise TypeError(
+                    f"{rule}: each head has its own loss, weight and metrics. Received: {name}={value!r}. For a Keras model "
+                    "with several outputs that is compiled with them, write `trainer = MultiHeadTrainer.from_model(model)` "
+                    'and then `trainer.compile(balancer="NormFloor")`; otherwise pass them to '
+                    "`Head(module, loss, weight=..., metrics=[...])` or to `add_head`."
+                )
+            hint = did_you_mean([name], known, "Leave it out.")
+            raise TypeError(f"{rule}, which does not have it. Received: {name}={value!r}. {hint}")
+        method(self, *args[:1], **options)
+
+    return checked
 
 
 def check_compile(
@@ -195,6 +229,16 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
             f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {hint}{problem}"
         )
+    parts = tf.nest.flatten(
+        [list(each.values()) if isinstance(each, dict) else each for each in vars(optimizer_core(optimizer)).values()]
+    )
+    if any(isinstance(each, ANY_OPTIMIZER) for each in parts):  # whose slots it does not create itself
+        raise ValueError(
+            "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
+            f"{type(optimizer).__name__}, which contains another one. Pass one optimizer, which trains everything; "
+            "`encoder_learning_rate_multiplier=` of `compile` and `learning_rate_multiplier=` of `add_head` are factors of "
+            "its learning rate by part."
+        )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         kind = type(getattr(optimizer, "optimizer", optimizer))  # Keras 2 wraps those of TensorFlow 1
         raise ValueError(
@@ -203,14 +247,6 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
             "subclass of keras.optimizers.Optimizer with `build` and `update_step`."
         )
     core = optimizer_core(optimizer)
-    parts = tf.nest.flatten([list(each.values()) if isinstance(each, dict) else each for each in vars(core).values()])
-    if any(isinstance(each, keras.optimizers.Optimizer) for each in parts):  # whose slots it does not create itself
-        raise ValueError(
-            "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
-            f"{type(core).__name__}, which contains another one. Pass one optimizer, which trains everything; "
-            "`encoder_learning_rate_multiplier=` of `compile` and `learning_rate_multiplier=` of `add_head` are factors of "
-            "its learning rate by part."
-        )
     for option, instead in _INSTEAD.items():
         value = getattr(core, option, None)
         if value:

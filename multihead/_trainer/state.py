@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, tensor_variable
 from multihead._ground.layers import replace_layers, unlock
-from multihead._ground.types import Config, Dataset, Given, Metric, Nested, Tensor
+from multihead._ground.types import Config, Dataset, Function, Given, Metric, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Setup, build
 from multihead._trainer.modules import Shapes, build_modules
@@ -56,6 +57,11 @@ class TrainerState(KerasHooks, keras.Model):
 
     train_function: Given
     test_function: Given
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _initialized(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, encoder: Callable[[Nested], Nested], name: str | None) -> None:
         super().__init__(name=name, autocast=False)  # the modules cast their inputs, each by its own dtype policy
@@ -260,6 +266,21 @@ class TrainerState(KerasHooks, keras.Model):
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
         replicas.once(lambda: self._build(open_batch_size(batch), sample, every_head=every_head))
         return batch
+
+
+def _initialized(init: Function) -> Function:
+    """The `__init__` of a trainer's class, with an error if it does not call that of its base class."""
+
+    @functools.wraps(init)
+    def checked(self: TrainerState, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)
+        if "_setup" not in vars(self):
+            raise TypeError(
+                f"`{type(self).__name__}` must be initialized as a trainer. Received: an `__init__` that does not call that "
+                "of its base class. Begin it with `super().__init__(encoder, heads)`."
+            )
+
+    return checked
 
 
 def _parts(heads: tuple[NamedHead, ...]) -> Config:

@@ -44,9 +44,10 @@ def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[N
     if by_name is None:
         return tuple(heads)
     if not isinstance(by_name, Mapping):
+        example = {next((head.name for head in heads), "price"): "standardize"}
         raise ValueError(
             "`target_scaling` of `compile` must be a dict by head name. "
-            f"Received: target_scaling={by_name!r}. Pass, say, {{{heads[0].name!r}: 'standardize'}}."
+            f"Received: target_scaling={by_name!r}. Pass, say, {example}."
         )
     check_head_names("target_scaling", by_name, [head.name for head in heads])
     return tuple(head.with_scaling(by_name[head.name]) if head.name in by_name else head for head in heads)

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import options_of, wrapped_function
+from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import in_xla, where
 from multihead._ground.types import Metric
 from multihead._ground.validation import quoted
@@ -204,6 +205,8 @@ def check_metrics(metrics: Sequence[Metric], head: str) -> None:
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
     is_known = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in metrics]
     specs = [metric_of(spec, head) if found else spec for spec, found in zip(metrics, is_known)]
+    for spec in specs:
+        check_initialized("metrics", spec)
     names = [spec if isinstance(spec, str) else log_name(found) for spec, found in zip(metrics, specs)]
     taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:

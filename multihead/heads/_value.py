@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead import losses, scaling
 from multihead._ground.calls import call_users
+from multihead._ground.layers import check_initialized
 from multihead._ground.types import Layer, Loss, Metric, Tensor
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
@@ -108,6 +109,7 @@ class Head:
                 f"`module` must be a Keras layer, a model or a function. Received: module={self.module!r}. "
                 "Pass what turns the representation into the head's predictions."
             )
+        check_initialized("module", self.module)
         loss = None if self.loss is None else losses.get(self.loss)
         weight = check_weight(self.weight)
         check_metrics(self.metrics, name)

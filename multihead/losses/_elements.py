@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import are_probabilities, call_users, graph_function, keras_mask, targets_for_loss, with_logits
 from multihead._ground.keras import options_of
+from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Function, Loss, Nested, Tensor
 from multihead._ground.validation import in_short
@@ -256,6 +257,7 @@ def get(loss: Loss) -> ElementLoss:
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()
     if isinstance(loss, keras.losses.Loss):
+        check_initialized("loss", loss)
         reduction = str(getattr(loss.reduction, "value", loss.reduction)).lower()
         if reduction == "sum":
             raise ValueError(

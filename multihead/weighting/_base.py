@@ -109,10 +109,6 @@ class Weighting(Method):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(losses)
             total = tf.convert_to_tensor(self.total(losses, active, **used))
-        if total.shape.rank != 0:
-            raise ValueError(
-                f"`total` of {type(self).__name__} must return a scalar. Received: shape {total.shape}. Sum over the heads."
-            )
         weights = tape.gradient(total, losses, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return where(active, weights, 0.0), total
 

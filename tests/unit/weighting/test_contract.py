@@ -153,7 +153,7 @@ def test_checks_find_faults(fault, message):
 
 
 def test_totals_that_are_no_scalar_and_unknown_needs():
-    with pytest.raises(ValueError, match=r"`total` of Faulty must return a scalar\. Received: shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"`total` of Faulty must return .* scalar\. Received: float32 of shape \(3,\)"):
         Faulty("shape")([1.0, 2.0, 3.0])
     needy = Squares()
     needy.uses = ("losses", "time")
