@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import MappingProxyType
@@ -280,6 +281,7 @@ def _initialized(init: Function) -> Function:
                 "of its base class. Begin it with `super().__init__(encoder, heads)`."
             )
 
+    vars(checked)["__signature__"] = inspect.signature(init)  # Keras 3 does not look at what is wrapped
     return checked
 
 

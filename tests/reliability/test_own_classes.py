@@ -178,7 +178,18 @@ def test_a_trainer_that_forgets_it():
         def __init__(self, units):
             super().__init__(keras.layers.Dense(units))
 
-    assert isinstance(Mine(2), MultiHeadTrainer) and list(inspect.signature(Mine).parameters) == ["units"]
+    class Others(MultiHeadTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    class Last(Others):
+        def __init__(self, units, /, *, name="last"):
+            super().__init__(keras.layers.Dense(units), name=name)
+
+    for trainer in (Mine(2), Others(keras.layers.Dense(2)), Others(encoder=keras.layers.Dense(2)), Last(2)):
+        trainer.add_head("a", keras.layers.Dense(1), "mse")
+    assert list(inspect.signature(Mine.__init__).parameters) == ["self", "units"]
+    assert inspect.getfullargspec(Last.__init__).kwonlyargs == ["name"]
 
 
 OF_KERAS = [
