@@ -17,6 +17,7 @@ from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
 from multihead._ground.keras import Untracked, check_one_step, tensor_variable
 from multihead._ground.layers import check_initialized, replace_layers
+from multihead._ground.optimizers import copied_optimizer
 from multihead._ground.types import (
     Callback,
     Config,
@@ -105,7 +106,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         key in a dict of outputs as name, otherwise Keras's output name. The model can still be used; it is trained as well.
 
         The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and `compile`
-        without an optimizer creates one with the options of the model's. An output without a loss, which is every output of
+        without an optimizer creates one with the options of the model's, its `exclude_from_weight_decay` included. Other
+        options of the model's `compile` are not taken over. An output without a loss, which is every output of
         a model that is not compiled, is predicted and measured, but not trained.
 
         Args:
@@ -132,8 +134,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         compiled = compiled_of(model, list(parts))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
         trainer = cls(encoder, heads, name=model.name)
-        optimizer = getattr(model, "optimizer", None)
-        trainer._optimizer_of_model = Untracked(optimizer and type(optimizer).from_config(optimizer.get_config()))
+        trainer._optimizer_of_model = Untracked(getattr(model, "optimizer", None))
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
@@ -149,6 +150,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         teacher_forcing: bool = False,
         ignore_label: float | None = None,
         reads: Given = None,
+        weighted_metrics: Sequence[Metric] = (),
         class_weight: Mapping[int, float] | None = None,
         target_scaling: Given = None,
         trains_encoder: bool = True,
@@ -318,7 +320,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         heads = scale_targets(self._setup.heads, arguments.pop("target_scaling"))
         optimizer = arguments.pop("optimizer")
         if optimizer is None:
-            optimizer = self._optimizer_of_model.value or "rmsprop"
+            of_model = self._optimizer_of_model.value
+            optimizer = "rmsprop" if of_model is None else copied_optimizer(of_model)
         given = CompileOptions(**arguments)
         optimizer, options = check_compile(
             optimizer, given, [head for head in heads if head.is_trained], self.distribute_strategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -21,6 +21,7 @@ from multihead._ground.layers import (
 )
 from multihead._ground.types import Config, Given, Layer, Metric, Nested, Node, Tensor
 from multihead._ground.validation import quoted
+from multihead.heads._metrics import log_name
 
 
 def parts_of(model: Layer, representation: str | Sequence[str] | None) -> tuple[keras.Model, dict[str, tuple[Layer, Given]]]:
@@ -142,19 +143,31 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
     losses = _by_output(model, "loss", options.get("loss"), for_all=True)
     weights = _by_output(model, "loss_weights", options.get("loss_weights"), for_all=False)
     found = {}
-    metrics = [_metrics_of(model, argument, options.get(argument)) for argument in ("metrics", "weighted_metrics")]
+    metrics = {argument: _metrics_of(model, argument, options.get(argument)) for argument in ("metrics", "weighted_metrics")}
     for place, (name, output) in enumerate(zip(names, model.output_names)):
-        by_name = {}
-        for metric in (metric for each in metrics for metric in each[place] if metric is not None):
-            if isinstance(metric, keras.metrics.Metric):  # Keras 2 puts the name of the output in front
-                as_before = {**metric.get_config(), "name": metric.name.removeprefix(f"{output}_")}
-                metric = type(metric).from_config(as_before)
-            by_name[getattr(metric, "name", metric)] = metric
-        loss = losses[place]
-        found[name] = {"loss": loss, "metrics": list(by_name.values())}
+        loss, taken = losses[place], set[str]()
+        found[name] = {"loss": loss}
+        for argument, each in metrics.items():
+            found[name][argument] = [_unshared(metric, output, taken) for metric in each[place] if metric is not None]
+            taken |= {log_name(metric) for metric in found[name][argument]}
         if loss is not None:
             found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
     return found
+
+
+def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
+    """A copy of a metric of an output, without the name of the output, which Keras 2 puts in front.
+
+    As on Keras 3, the name of a weighted metric begins with `weighted_` if another one has it already.
+    """
+    name = log_name(metric).removeprefix(f"{output}_")
+    if name in taken:
+        name, metric = f"weighted_{name}", keras.metrics.get(metric)
+        if not isinstance(metric, keras.metrics.Metric):
+            return keras.metrics.MeanMetricWrapper(metric, name=name)
+    if not isinstance(metric, keras.metrics.Metric):
+        return metric
+    return type(metric).from_config({**metric.get_config(), "name": name})
 
 
 def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, varia
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import map_values, where
 from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
+from multihead._ground.validation import in_short
 
 # The variables, by identity, that an optimizer was built for.
 _BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = weakref.WeakKeyDictionary()
@@ -44,6 +46,31 @@ def get_optimizer(optimizer: Optimizer) -> Optimizer:
         of_version = {} if KERAS_3 else {"is_legacy_optimizer": False}
         optimizer = {**optimizer, "config": {**optimizer.get("config", {}), **of_version}}
     return keras.optimizers.get(optimizer)
+
+
+def copied_optimizer(optimizer: Optimizer) -> Optimizer:
+    """A new optimizer with the options of another one, those that its configuration does not have included."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    try:
+        config = optimizer.get_config()
+        if has_loss_scaling(optimizer):
+            known = inspect.signature(type(optimizer).__init__).parameters
+            own = {name: value for name, value in config.items() if name in known and name != "inner_optimizer"}
+            return type(optimizer)(copied_optimizer(optimizer_core(optimizer)), **own)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or inspect.isroutine(rate):
+            config["learning_rate"] = rate  # which has no state, and need not be registered
+        found = type(optimizer).from_config(config)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"`optimizer` must be passed to `compile` if that of the model cannot be copied. Received: "
+            f"{type(optimizer).__name__}, whose `from_config` does not take its `get_config`. Pass a new one. It says: "
+            f"{in_short(error)}"
+        ) from error
+    for name in ("", "_names", "_pattern"):  # what `exclude_from_weight_decay` has set
+        attribute = f"_exclude_from_weight_decay{name}"
+        if hasattr(optimizer, attribute):
+            setattr(found, attribute, copy.copy(getattr(optimizer, attribute)))
+    return found
 
 
 def optimizer_classes() -> dict[str, type]:

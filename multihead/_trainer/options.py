@@ -286,3 +286,12 @@ def check_trainer(kind: type, base: type) -> None:
             f"call it. Received: {kind.__name__}, which overrides it. Instead, pass losses and metrics of your own to "
             "`add_head`, change the encoder or a head's module, or override `train_step`, `test_step` or `predict_step`."
         )
+    if overridden(kind, ("train_step",), base):
+        return
+    for name in overridden(kind, ("compute_gradients", "apply_gradients"), base):
+        raise ValueError(
+            f"`{name}` must be called by a `train_step` of your own if it is overridden: the trainer's does not call it. "
+            f"Received: {kind.__name__}, which overrides it without `train_step`. Pass a `clip=` of your own class to "
+            "`compile` to change gradients, or write `train_step(self, data)`, which calls `self.apply_gradients("
+            "self.compute_gradients(data))` and returns logs."
+        )

@@ -199,10 +199,14 @@ def _has_columns(metric: Metric) -> bool:
     return is_plain_r2 or kind == "MeanRelativeError" or bool(getattr(metric, "multi_label", False))
 
 
-def check_metrics(metrics: Sequence[Metric], head: str) -> None:
-    """Raises unless `metrics` is a list of metrics that Keras knows, with distinct names, of targets and predictions."""
-    if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
-        raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
+def check_metrics(given: Mapping[str, Sequence[Metric]], head: str) -> None:
+    """Raises unless arguments are lists of metrics of targets and predictions that Keras knows, all with distinct names."""
+    for argument, each in given.items():
+        if isinstance(each, (str, Mapping, keras.metrics.Metric)) or not isinstance(each, Sequence):
+            raise TypeError(
+                f"`{argument}` must be a list. Received: {argument}={each!r} for head {head!r}. Put it into a list."
+            )
+    metrics = [spec for each in given.values() for spec in each]
     is_known = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in metrics]
     specs = [metric_of(spec, head) if found else spec for spec, found in zip(metrics, is_known)]
     for spec in specs:

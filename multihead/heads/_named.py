@@ -13,7 +13,7 @@ from multihead import losses
 from multihead._ground.calls import call_module, call_users, entries_for
 from multihead._ground.keras import serialized, tensor_variable
 from multihead._ground.tensors import in_xla, where
-from multihead._ground.types import Config, Function, Layer, Loss, Metric, Nested, Tensor, Variable
+from multihead._ground.types import Config, Function, Given, Layer, Loss, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import check_head_names, quoted, stop_unless
 from multihead.heads._label_rules import LabelSpec, check_specs
 from multihead.heads._labels import (
@@ -47,7 +47,9 @@ class NamedHead:
         self.is_trained = value.loss is not None
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
         self.loss.couples_rows = value.couples_rows
-        self.metric_specs = [metric_of(each, name) if isinstance(each, Mapping) else each for each in value.metrics]
+        specs = (*value.metrics, *value.weighted_metrics)
+        self.metric_specs = [metric_of(each, name) if isinstance(each, Mapping) else each for each in specs]
+        self._num_unweighted = len(value.metrics)  # the others get sample weights
         self.teacher_forcing = value.teacher_forcing
         self.trains_encoder = value.trains_encoder
         self.ignore_label = value.ignore_label
@@ -68,7 +70,8 @@ class NamedHead:
         """The head with its current weight and the learned parameters of its target scaling."""
         scaling = None if self.scaling is None else self.scaling.present
         found = copy.copy(self._value)  # a check would create metrics, in a graph too
-        vars(found).update(weight=self.weight, target_scaling=scaling, metrics=tuple(self.metric_specs))
+        metrics = [tuple(each) for each in self._by_weighting(self.metric_specs)]
+        vars(found).update(weight=self.weight, target_scaling=scaling, metrics=metrics[0], weighted_metrics=metrics[1])
         return found
 
     def with_scaling(self, target_scaling: object) -> NamedHead:
@@ -130,7 +133,8 @@ class NamedHead:
             **{name: given[name] if name in kept else serialize(given[name]) for name in given},
             "name": self.name,
             "loss": serialized(self.loss.original) if self.is_trained else None,
-            "metrics": [serialized(metric) for metric in self.metric_specs],
+            "metrics": [serialized(metric) for metric in self.value.metrics],
+            "weighted_metrics": [serialized(metric) for metric in self.value.weighted_metrics],
             "reads": encode_reads(self.reads),
             "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
         }
@@ -252,8 +256,14 @@ class NamedHead:
             predictions = call_users(scores, self.read(representation))
         predictions = self.in_units(predictions)
         weights = without_class_weights(self.label_spec, targets, predictions, weights)
-        for metric in self._metrics:
-            metric.update(targets, predictions, weights)
+        are_labelled = tf.cast(weights > 0, weights.dtype)
+        for metrics, given in zip(self._by_weighting(self._metrics), (are_labelled, weights)):
+            for metric in metrics:
+                metric.update(targets, predictions, given)
+
+    def _by_weighting(self, metrics: list[Given]) -> tuple[list[Given], list[Given]]:
+        """Those of the head's metrics that ignore sample weights, and those that get them."""
+        return metrics[: self._num_unweighted], metrics[self._num_unweighted :]
 
 
 def _like(weights: tf.Tensor, values: tf.Tensor, loss: losses.ElementLoss) -> tf.Tensor:

@@ -19,6 +19,9 @@ from multihead.heads._reads import Reads, check_reads
 from multihead.losses._known import CLASSES
 from multihead.rates import Rate, check_rate
 
+_WITHOUT_TRAINING = ("module", "loss", "metrics", "weighted_metrics", "ignore_label", "reads")
+"""The options of a head that is predicted and measured, and not trained."""
+
 Weight = float | Callable[[tf.Tensor], Tensor]
 
 
@@ -41,12 +44,14 @@ class Head:
             and metrics are computed where there are targets.
         weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
             that returns one. With a weight of 0 the head is idle.
-        metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
+        metrics: Keras metrics or their names; computed over labelled elements, as in Keras without sample weights, and
+            logged as `{name}_{metric}`.
         teacher_forcing: Whether the module reads its targets.
         ignore_label: The label of elements whose label is missing; NaN always means missing.
         reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
             tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
             `representation["states"][0]`; a list of these: a list of the parts.
+        weighted_metrics: The same, with sample weights.
         class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
             `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
         target_scaling: How targets such as prices and durations are scaled: `"standardize"`, `"log"`, one of
@@ -84,6 +89,7 @@ class Head:
     teacher_forcing: bool = False
     ignore_label: float | None = None
     reads: Reads = None
+    weighted_metrics: Sequence[Metric] = ()
     class_weight: Mapping[int, float] | None = None
     target_scaling: scaling.Standardize | Layer | str | None = None
     trains_encoder: bool = True
@@ -112,12 +118,13 @@ class Head:
         check_initialized("module", self.module)
         loss = None if self.loss is None else losses.get(self.loss)
         weight = check_weight(self.weight)
-        check_metrics(self.metrics, name)
+        check_metrics({"metrics": self.metrics, "weighted_metrics": self.weighted_metrics}, name)
         class_weight = None if self.class_weight is None else check_class_weight(self.class_weight)
         rates = ("learning_rate_multiplier", "weight_decay_multiplier")
         checked = {
             "weight": weight,
             "metrics": tuple(self.metrics),
+            "weighted_metrics": tuple(self.weighted_metrics),
             "teacher_forcing": bool(self.teacher_forcing),
             "ignore_label": check_ignore_label(self.ignore_label),
             "reads": check_reads(self.reads),
@@ -132,7 +139,7 @@ class Head:
             check_scaling(name, self.target_scaling, loss, class_weight)
         else:
             given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-            of_training = [each for each in given if each not in ("module", "loss", "metrics", "ignore_label", "reads")]
+            of_training = [each for each in given if each not in _WITHOUT_TRAINING]
             if of_training:
                 raise ValueError(
                     f"`loss` of head {name!r} must not be None with options of training. Received: loss=None with "

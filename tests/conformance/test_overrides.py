@@ -134,6 +134,22 @@ def test_methods_of_the_model(name):
     assert called(lambda: of_ours(kind=kind), calls)
 
 
+@pytest.mark.parametrize("name", ["compute_gradients", "apply_gradients"])
+def test_the_halves_of_an_update_need_a_step_that_calls_them(name):
+    calls = []
+    kind = counting(MultiHeadTrainer, name, calls)
+    with pytest.raises(ValueError, match=f"`{name}` must be called by a `train_step` of your own.*Received: .*Counting"):
+        of_ours(kind=kind)
+
+    class WithStep(kind):
+        def train_step(self, data):
+            pairs = self.compute_gradients(data)
+            self.apply_gradients(pairs)
+            return {"loss": pairs.loss}
+
+    assert called(lambda: of_ours(kind=WithStep), calls)
+
+
 @pytest.mark.parametrize("name", [name for name in methods(keras.callbacks.Callback) if name.startswith("on_")])
 def test_hooks_of_callbacks_are_called_as_often(name):
     calls = []

@@ -94,7 +94,8 @@ def twins(optimizer="sgd", clip=None, regularization=None, *, single=False, weig
     functional(encoder, heads)
     trainer = MultiHeadTrainer(encoder)
     for name, head in heads.items():
-        trainer.add_head(name, head, LOSSES[name], weight=1.0 if single else WEIGHTS[name], metrics=METRICS[name])
+        measured = {"weighted_metrics" if weighted else "metrics": METRICS[name]}
+        trainer.add_head(name, head, LOSSES[name], weight=1.0 if single else WEIGHTS[name], **measured)
     trainer.compile(for_trainer, telemetry=None, **options, **compiled)
     return model, trainer
 

@@ -18,7 +18,8 @@ RNG = np.random.default_rng(0)
 
 def results(made, loss, targets, predictions, sample_weight=None, ignore_label=-1, **options):
     """What a head's metrics, by name, give for targets and predictions."""
-    head = new_head("a", tf.identity, loss, metrics=list(made.values()), ignore_label=ignore_label, **options)
+    made_for = {"metrics" if sample_weight is None else "weighted_metrics": list(made.values())}
+    head = new_head("a", tf.identity, loss, ignore_label=ignore_label, **made_for, **options)
     spec = tf.TensorSpec([None, *predictions.shape[1:]], predictions.dtype)
     head.build(tf.TensorSpec([None, *targets.shape[1:]], targets.dtype), spec)
     half = len(targets) // 3
