@@ -282,8 +282,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
                 on to `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. With a balancer, each micro-batch costs one encoder backward pass per
-                head: see "How an update is computed".
+                update is that of the whole batch. With a balancer other than `NormFloor`, each micro-batch runs forward
+                through the encoder once more, if it can be repeated: see "How an update is computed".
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.
@@ -291,7 +291,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
                 `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
             balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
-                between. At the parameters, the updates in between make one backward pass through the encoder for all heads.
+                between. `NormFloor` takes those of the updates before, and measures at every `balance_every`-th update. The
+                updates in between make one pass through the encoder.
             encoder_weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the encoder's variables, in the
                 same forms.
             target_scaling: By head name, a `target_scaling` that replaces the one of `add_head`, as `diagnose` suggests it.

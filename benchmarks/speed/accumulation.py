@@ -4,13 +4,14 @@ Each case runs in its own process, one at a time. Memory is the increase in the 
 update; time is the median of several updates, each of them an epoch, relative to a custom training loop that computes the
 same gradients without an optimizer.
 
-With `--heads 2 4 8`: the processor time of an update of 8 micro-batches with `UPGrad` at the representation, relative to 8
-updates without a balancer of a micro-batch each.
+With `--heads 2 4 8`: the processor time of an update of 8 micro-batches, balanced at the representation, relative to that
+of the plain sum.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import resource
 import statistics
@@ -24,6 +25,7 @@ from benchmarks.speed._shared import in_turns, markdown, parsed, parser_of, rati
 
 EXAMPLES, TIME, VOCABULARY = 512, 60, 1000
 PARTS = 8
+BALANCERS = ("NormFloor", "UPGrad")
 
 
 def peak_megabytes() -> float:
@@ -95,7 +97,7 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
 
 
 def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
-    """The time of an update of `PARTS` micro-batches with a balancer, relative to as many plain updates.
+    """The time of an update of `PARTS` micro-batches with each balancer, relative to that of the plain sum.
 
     Args:
         kind: The encoder: "dense" or "recurrent".
@@ -127,23 +129,18 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
         trainer.compute_gradients([(x[:8], {name: values[:8] for name, values in y.items()})])  # builds
         return tf.function(lambda x, y: trainer.train_step((x, y)), autograph=False, reduce_retracing=True)
 
-    size, plain = len(x) // PARTS, step()
-    parts = [(x[i : i + size], {name: all_[i : i + size] for name, all_ in y.items()}) for i in range(0, len(x), size)]
-    balanced = step(balancer="UPGrad", micro_batches=PARTS)
-    runs = {
-        "plain": lambda: [plain(*part) for part in parts],
-        "balanced": lambda: balanced(x, y),
-    }
+    steps = {name: step(balancer=name, micro_batches=PARTS) for name in (None, *BALANCERS)}
+    runs = {str(name): functools.partial(made, x, y) for name, made in steps.items()}
     seconds = in_turns(runs, rounds, clock=time.process_time)
-    return {name: ratio(times, seconds["plain"]) for name, times in seconds.items()}
+    return {name: ratio(seconds[name], seconds["None"]) for name in BALANCERS}
 
 
 def print_by_heads(counts: list[int], rounds: int) -> None:
     rows = []
     for kind in ("recurrent", "dense"):
         for count in counts:
-            rows.append([kind, f"{count}", f"{by_heads(kind, count, rounds)['balanced']:.2f}"])
-    print(markdown(["encoder", "heads", "time"], rows), end="")
+            rows.append([kind, f"{count}", *(f"{time:.2f}" for time in by_heads(kind, count, rounds).values())])
+    print(markdown(["encoder", "heads", *BALANCERS], rows), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -67,8 +67,8 @@ def update_of(trainer: Trainer) -> list[tuple[str, str]]:
     batches += f", over {replicas} replicas" if replicas > 1 else ""
     spec, optimizer, rate = trainer.update_spec, trainer.optimizer, trainer.optimizer.learning_rate
     passes = []
-    if spec is not None and spec.way.per_head:  # else once forward and once backward
-        words = "forward once and backward once for each head"
+    if spec is not None and spec.way.passes:  # else once forward and once backward
+        words = spec.way.passes
         words += ", or once where coefficients are reused" if spec.way.may_reuse and not trainer.jit_compile else ""
         is_split = options.gradient_accumulation_steps * options.micro_batches > 1
         passes = [("encoder's passes", f"{words}, for each micro-batch" if is_split else words)]

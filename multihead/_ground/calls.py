@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from multihead._ground.keras import KERAS_3, temporarily
 from multihead._ground.types import Function, Layer, Nested, Tensor
@@ -122,7 +123,27 @@ def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
     return found
 
 
-_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+_READING = (
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"),
+    *("LookupTableFindV2", "LookupTableSizeV2"),
+)
+
+_ON_RESOURCES = (
+    *("VarHandleOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"),
+    *("ResourceScatterAdd", "ResourceScatterUpdate"),
+)
+
+
+def kinds_with_state(graph: tf.Graph) -> set[str]:
+    """The kinds of operations of a graph, and of all functions in it, that have a state other than that of resources."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    functions = {function.signature.name for function in definition.library.function}
+    harmless = {"Assert", "StatefulPartitionedCall", "If", "While", "Case", *functions, *_READING, *_ON_RESOURCES}
+    known = {node.op: op_def_registry.get(node.op) for node in nodes}
+    with_state = {kind for kind, found in known.items() if found is None or found.is_stateful} - harmless
+    draw = {node.op for node in nodes if node.op.startswith("CudnnRNN") and node.attr["dropout"].f > 0}
+    return {kind for kind in with_state if not kind.startswith("CudnnRNN")} | draw
 
 
 def created_outside_of_graphs(forward: Callable[[], object]) -> None:

@@ -22,6 +22,7 @@ from multihead._update.labels import Predictions, read_different_tensors
 from multihead._update.network import Network
 from multihead._update.representation import Measure, squared_norms
 from multihead._update.spec import UpdateSpec
+from multihead._update.two_passes import Repeatable, TwoPasses
 from multihead._update.ways import CombinedFirst, PassPerHead, Way
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
@@ -113,7 +114,7 @@ def build(
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.head_schedule,
-        way=_way(balancer, options),
+        way=_way(balancer, options, network, shapes),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
         slots=slots,
@@ -151,19 +152,25 @@ def _warn_of_reads(heads: Sequence[NamedHead], predictions: Sequence[Predictions
         )
 
 
-def _way(balancer: Balancer | None, options: CompileOptions) -> Way:
+def _way(balancer: Balancer | None, options: CompileOptions, network: Network, shapes: Shapes) -> Way:
     """The way of the heads' gradients through the encoder, and what is measured at the representation."""
     others = [method for method in (options.weighting, options.head_schedule) if method is not None]
     depends = depends_on_losses(options.weighting)
-    needs_norms = any("norms" in method.uses for method in others)
+    needs_norms, may_reuse = any("norms" in method.uses for method in others), options.balance_every > 1 and not depends
     measure: Measure | None = inner_products if "gramian" in options.head_schedule.uses else None
     if balancer is not None and options.balance_at == "parameters":
-        may_reuse = options.balance_every > 1 and not needs_norms and not depends
-        return PassPerHead(balancer, measure, at_parameters=True, may_reuse=may_reuse)
+        return PassPerHead(balancer, measure, at_parameters=True, may_reuse=may_reuse and not needs_norms)
     if options.telemetry == "full" or not (balancer is None or balancer.norms_only):
         measure = inner_products
     elif measure is None and (needs_norms or balancer is not None or options.telemetry == "norms"):
         measure = squared_norms
     is_single = options.micro_batches * options.gradient_accumulation_steps == 1
     is_known = not depends and (balancer is None or balancer.lags)
-    return CombinedFirst(balancer, measure) if is_single or is_known else PassPerHead(balancer, measure)
+    if is_single or is_known:
+        return CombinedFirst(balancer, measure)
+    is_one = sum(head.trains_encoder for head in network.heads) == 1  # for which one backward pass is enough
+    keeps = not is_one and options.jit_compile is not True and shapes.specs is not None
+    repeatable = Repeatable.of(network, shapes.specs.inputs) if keeps and shapes.specs is not None else None
+    if repeatable is None:
+        return PassPerHead(balancer, measure, may_reuse=may_reuse)
+    return TwoPasses(balancer, measure, may_reuse=may_reuse, repeatable=repeatable)

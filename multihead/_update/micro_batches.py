@@ -60,16 +60,26 @@ def plus(first: Nested, second: Nested) -> Nested:
     return tf.nest.pack_sequence_as(first, sums)
 
 
-def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatches, shapes: Nested) -> Nested:
+def accumulate(
+    compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatches, shapes: Nested, kept: list[Nested] | None = None
+) -> Nested:
     """Sums the results of `compute`, a nest, over micro-batches; each starts only after the previous one has been added.
 
     In a graph, they are calls of one function, so that the values of a micro-batch are released before the next one starts.
     Empty ones are skipped: layers such as batch normalization cannot handle them. `shapes` is a nest of the dense shapes of
     the results, None for those that are always None; it is not used for a single micro-batch.
+
+    With `kept`, the results are pairs: a nest to add, and one that is appended to `kept` for each micro-batch. The batches
+    are then not split.
     """
     if len(micro_batches) == 1:
-        return compute(micro_batches[0])
+        sums = compute(micro_batches[0])
+        if kept is not None:
+            sums, own = sums
+            kept.append(own)
+        return sums
     flat_shapes, is_eager, is_dense = tf.nest.flatten(shapes), tf.executing_eagerly(), in_xla()
+    number = len(flat_shapes) if kept is None else len(tf.nest.flatten(shapes[0]))
 
     def compute_if_any(micro_batch: Nested) -> list[Gradient]:
         has_examples = batch_size(micro_batch.inputs) > 0
@@ -90,7 +100,7 @@ def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatc
     places, in_loops = list(range(len(micro_batches))), not is_eager and not is_dense and micro_batches.number > 1
     if is_eager:
         places = [i for i in places if batch_size(micro_batches[i].inputs) > 0] or places[:1]
-    sums: list[Gradient] = []
+    sums = []
     for i in places[:: micro_batches.number] if in_loops else places:
         batch = micro_batches.batches[i // micro_batches.number]
         if in_loops:  # traced for parts of any size
@@ -100,8 +110,10 @@ def accumulate(compute: Callable[[MicroBatch], Nested], micro_batches: MicroBatc
             found = call(copied(micro_batches[i]))
         if in_loops:
             found = _with_others(call, batch, micro_batches.number, found)
-        sums = plus(sums, found) if sums else found
-    return tf.nest.pack_sequence_as(shapes, sums)
+        sums = plus(sums, found[:number]) if sums else found[:number]
+        if kept is not None:
+            kept.append(tf.nest.pack_sequence_as(shapes[1], found[number:]))
+    return tf.nest.pack_sequence_as(shapes if kept is None else shapes[0], sums)
 
 
 def _with_others(call: Function, batch: MicroBatch, number: int, first: list[Gradient]) -> list[Gradient]:

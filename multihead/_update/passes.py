@@ -6,7 +6,7 @@ The results are sums over elements, already divided by the counts of the whole u
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ from multihead._data.batch import batch_size
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
-from multihead._ground.types import Gradient, Tensor
+from multihead._ground.types import Gradient, Nested, Tensor
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network, loss_of_call, sum_of
@@ -33,6 +33,9 @@ class LossGradients(NamedTuple):
     own: list[Gradient]  # one per variable that belongs only to the head
     shared: list[Gradient]  # one per variable of the encoder that the head's module also contains
 
+
+Shared = Sequence[tuple[list[Gradient], list[Gradient]]]
+"""For each head, the gradients of its loss, and those of the losses that its module has added, by encoder variable."""
 
 HeadLosses = tuple[LossGradients, LossGradients]
 """The loss of a head, times its factor, and the losses that its module has added."""
@@ -59,43 +62,28 @@ class Sums(NamedTuple):
         return list(replicas.all_reduce_sum(totals))
 
 
-class HeadsPass:
-    """The forward pass of a micro-batch, and the backward passes of the heads down to the representation.
+class EncoderPass:
+    """The forward pass of a micro-batch through the encoder, and so many backward passes."""
 
-    There may be several backward passes through the encoder if it `is_repeated`.
-    """
-
-    def __init__(
-        self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool = False
-    ) -> None:
-        self.network, self._inputs, self._weights = network, micro_batch.inputs, weights
-        self._variables = network.trained(network.encoder_tensors)
+    def __init__(self, network: Network, inputs: Nested, weights: LossWeights, *, num_backward: int = 1) -> None:
+        self.network, self._inputs, self._weights = network, inputs, weights
+        self._variables = network.trained(network.encoder_tensors) if num_backward else []
         # Through recurrent layers, the one backward pass of a tape that is not persistent takes a tenth less of a step.
-        with tf.GradientTape(watch_accessed_variables=False, persistent=is_repeated) as self._tape:
+        with tf.GradientTape(watch_accessed_variables=False, persistent=num_backward > 1) as self._tape:
             self._tape.watch(self._variables)
             with in_inference_mode(network.frozen_layers):
-                representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
+                representation = call_encoder(network.encoder, inputs, training=True)
             self._added_loss = loss_of_call(network.encoder)
         self._representation = DetachedRepresentation(representation)
-        measure(network.measured, self._representation.nest, micro_batch.measured)
-        self._factors = tf.unstack(weights.per_element)
-        self._heads = [self._of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]
-        self.at_representation: Rows = [of_loss.representation for of_loss, _ in self._heads]
 
-    def sums(self, *, is_measured: bool) -> Sums:
-        """The sums; if the micro-batch `is_measured`, norms show gradients at the representation that are not finite."""
-        broken, of_encoder = [], None if self._added_loss is None else self._added_loss * self._fraction()
-        for of_loss, of_added in self._heads:
-            found = [*of_added.representation, *of_loss.shared, *of_added.shared]
-            found += [] if is_measured else of_loss.representation
-            broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
-        return Sums(
-            losses=tf.stack([of_loss.value for of_loss, _ in self._heads]),
-            added_loss=sum_of([of_encoder, *(of_added.value for _, of_added in self._heads)]),
-            own=[of_loss.own for of_loss, _ in self._heads],
-            added_own=[of_added.own for _, of_added in self._heads],
-            broken=tf.cast(tf.stack(broken), tf.float32),
-        )
+    def through_encoder(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
+        """A backward pass: one gradient per encoder variable, from one per leaf; with the losses that the encoder adds."""
+        pairs = [(leaf, each) for leaf, each in zip(self._representation.attached, of_leaves) if each is not None]
+        if with_added and self._added_loss is not None:
+            pairs.append((self._added_loss, self._fraction()))
+        outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
+        found = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
+        return [found.get(id(tensor)) for tensor in self.network.encoder_tensors]
 
     def _fraction(self) -> tf.Tensor:
         """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
@@ -112,6 +100,34 @@ class HeadsPass:
         found = tape.gradient(losses, sources, output_gradients=cast)
         found = found if scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
         return dict(zip(map(id, sources), found))
+
+
+class HeadsPass(EncoderPass):
+    """The forward pass of a micro-batch, and the backward passes of the heads down to the representation."""
+
+    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, num_backward: int = 1) -> None:
+        super().__init__(network, micro_batch.inputs, weights, num_backward=num_backward)
+        measure(network.measured, self._representation.nest, micro_batch.measured)
+        self._factors = tf.unstack(weights.per_element)
+        self._heads = [self._of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]
+        self.at_representation: Rows = [of_loss.representation for of_loss, _ in self._heads]
+        # One tensor per leaf of the representation, or None: of the losses that the heads' modules have added
+        self.of_added = total([of_added.representation for _, of_added in self._heads])
+
+    def sums(self, *, is_measured: bool) -> Sums:
+        """The sums; if the micro-batch `is_measured`, norms show gradients at the representation that are not finite."""
+        broken, of_encoder = [], None if self._added_loss is None else self._added_loss * self._fraction()
+        for of_loss, of_added in self._heads:
+            found = [*of_added.representation, *of_loss.shared, *of_added.shared]
+            found += [] if is_measured else of_loss.representation
+            broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
+        return Sums(
+            losses=tf.stack([of_loss.value for of_loss, _ in self._heads]),
+            added_loss=sum_of([of_encoder, *(of_added.value for _, of_added in self._heads)]),
+            own=[of_loss.own for of_loss, _ in self._heads],
+            added_own=[of_added.own for _, of_added in self._heads],
+            broken=tf.cast(tf.stack(broken), tf.float32),
+        )
 
     def _of_head(self, k: int, labels: Labels | None) -> HeadLosses:
         """The pass of head `k`: zeros and None without targets; under a condition if the head may be idle."""
@@ -173,35 +189,33 @@ class HeadsPass:
         `of_losses` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
         are those of the heads' losses in it. Without both, only the added losses count.
         """
-        of_added = [of_added.representation for _, of_added in self._heads]
-        found = self._through_encoder(total(of_added if of_losses is None else [of_losses, *of_added]), with_added=True)
-        for k, i, of_loss, of_added in self._shared():
-            if factors is not None:
-                found[i] = added(found[i], scaled(of_loss, factors[k]))
-            found[i] = added(found[i], of_added)
-        return found
+        leaves = self.of_added if of_losses is None else total([of_losses, self.of_added])
+        found = self.through_encoder(leaves, with_added=True)
+        return with_shared(self.network, found, self.shared, factors)
 
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
-        rows = [self._through_encoder(each, with_added=False) for each in self.at_representation]
-        for k, i, of_loss, _ in self._shared():
-            rows[k][i] = added(rows[k][i], of_loss)
+        rows = [self.through_encoder(each, with_added=False) for each in self.at_representation]
+        for k, (of_loss, _) in enumerate(self.shared):
+            for i, gradient in zip(self.network.shared[k], of_loss):
+                rows[k][i] = added(rows[k][i], gradient)
         return rows
 
-    def _through_encoder(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
-        """The encoder's backward pass: one gradient per encoder variable."""
-        pairs = [(leaf, each) for leaf, each in zip(self._representation.attached, of_leaves) if each is not None]
-        if with_added and self._added_loss is not None:
-            pairs.append((self._added_loss, self._fraction()))
-        outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
-        found = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
-        return [found.get(id(tensor)) for tensor in self.network.encoder_tensors]
+    @property
+    def shared(self) -> Shared:
+        """The heads' gradients of the encoder's variables that their modules also contain."""
+        return [(of_loss.shared, of_added.shared) for of_loss, of_added in self._heads]
 
-    def _shared(self) -> Iterator[tuple[int, int, Gradient, Gradient]]:
-        """The encoder's variables that a head's module also contains: head, position, gradients of its loss and of added."""
-        for k, (of_loss, of_added) in enumerate(self._heads):
-            for i, *gradients in zip(self.network.shared[k], of_loss.shared, of_added.shared):
-                yield k, i, *gradients
+
+def with_shared(network: Network, gradients: list[Gradient], shared: Shared, factors: tf.Tensor | None) -> list[Gradient]:
+    """The encoder's gradients with those that come from heads that use its variables, times the factors of their losses."""
+    found = list(gradients)
+    for k, (of_losses, of_added) in enumerate(shared):
+        for i, of_loss, of_call in zip(network.shared[k], of_losses, of_added):
+            if factors is not None:
+                found[i] = added(found[i], scaled(of_loss, factors[k]))
+            found[i] = added(found[i], of_call)
+    return found
 
 
 def _refuse_or_warn(name: str, *, trains_own: bool) -> None:

@@ -3,8 +3,8 @@
 Coefficients that are known before an update, as those of the plain sum and of methods with running averages are, need one
 backward pass through the encoder for each micro-batch. Others come from inner products over all micro-batches and replicas,
 since balancing is not linear. Of a single micro-batch, these are known before the encoder's backward pass, and one such pass
-is enough. Of several, they are complete only after the last one, so each micro-batch computes the encoder gradient of every
-head.
+is enough. Of several, they are complete only after the last one: either each micro-batch runs through the encoder once more
+(`TwoPasses`), or it computes the encoder gradient of every head.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Way(ABC):
     at_parameters: bool = False  # whether the gradients of the encoder's parameters are balanced
     # Whether an update may reuse coefficients, and then makes one backward pass for all heads
     may_reuse: bool = False
-    per_head = False  # whether each head has a backward pass of its own through the encoder
+    passes = ""  # of a micro-batch through the encoder, in words, unless it is one forward and one backward pass
 
     @abstractmethod
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
@@ -49,6 +49,16 @@ class Way(ABC):
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
+
+    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
+        if self.balancer is None or not self.may_reuse or in_xla():
+            return None, None
+        found = self.balancer.known(weights.step, weights.meeting)
+        if found is None:
+            return None, None
+        solves, coefficients = found
+        return solves, where(weights.meeting, coefficients, 0.0)
 
     def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
         """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
@@ -74,7 +84,7 @@ class CombinedFirst(Way):
         sums = found.sums(is_measured=self.measure is not None)
         losses = Losses(weights, sums.losses)
         rows, square = times(found.at_representation, losses.factors), None
-        products = _reduced(self._measured(rows), None)
+        products = reduced(self._measured(rows), None)
         if self.balancer is not None and "gradients" in self.balancer.uses:
             matrices = [as_rows(column) for column in zip(*rows)]
             leaves, coefficients, square = combine_matrices(self.balancer, losses, matrices, products)
@@ -96,7 +106,7 @@ class CombinedFirst(Way):
 
         shapes = self._shapes(network, has_rows=False)
         sums, encoder, _, products = accumulate(of_micro_batch, micro_batches, shapes)
-        losses, products = Losses(weights, sums.losses), _reduced(products, None)
+        losses, products = Losses(weights, sums.losses), reduced(products, None)
         encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(self.balancer, losses, products)
         return sums, losses, Combined(encoder, coefficients, products, products)
 
@@ -104,13 +114,13 @@ class CombinedFirst(Way):
 class PassPerHead(Way):
     """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches."""
 
-    per_head = True
+    passes = "forward once and backward once for each head"
 
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
         solves, known = self._reused(weights)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights, is_repeated=True)
+            found = HeadsPass(network, micro_batch, weights, num_backward=len(network.heads) + 1)
             sums, products = found.sums(is_measured=False), self._measured(found.at_representation)
             if solves is None:
                 return sums, found.backward(), found.by_head(), products
@@ -119,23 +129,13 @@ class PassPerHead(Way):
         shapes = self._shapes(network, has_rows=True) if len(micro_batches) > 1 else None
         sums, rest, rows, products = accumulate(of_micro_batch, micro_batches, shapes)
         losses = Losses(weights, sums.losses)
-        at_representation = _reduced(products, losses.factors)
+        at_representation = reduced(products, losses.factors)
         if self.at_parameters:
             rest, rows = replicas.all_reduce_sum(rest), [replicas.all_reduce_sum(row) for row in rows]
             return sums, losses, self._balanced(network, rest, rows, losses, at_representation, solves)
         coefficients = coefficients_of(self.balancer, losses, at_representation)
         encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
         return sums, losses, Combined(encoder, coefficients, at_representation, at_representation)
-
-    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-        """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
-        if self.balancer is None or not self.may_reuse or in_xla():
-            return None, None
-        found = self.balancer.known(weights.step, weights.meeting)
-        if found is None:
-            return None, None
-        solves, coefficients = found
-        return solves, where(weights.meeting, coefficients, 0.0)
 
     def _balanced(
         self,
@@ -180,13 +180,13 @@ def _apart_or_combined(found: HeadsPass, solves: tf.Tensor, factors: tf.Tensor) 
     tensors, num_heads = found.network.encoder_tensors, len(found.at_representation)
     if tf.executing_eagerly():  # where a gradient that does not exist stays None
         return (found.backward(), found.by_head()) if solves else (combined(), [[None] * len(tensors)] * num_heads)
-    shapes = [tf.shape(tensor) for tensor in tensors]
+    shapes = shapes_of(tensors)
     either = plus(computed_if(solves, found.backward, shapes), computed_if(~solves, combined, shapes))
     rows = iter(computed_if(solves, lambda: list(chain(*found.by_head())), shapes * num_heads))
     return either, [[next(rows) for _ in shapes] for _ in range(num_heads)]
 
 
-def _reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor | None:
+def reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor | None:
     """Inner products over all replicas, after each row is multiplied by its factor."""
     return None if products is None else weighted(replicas.all_reduce_sum(products), factors)
 

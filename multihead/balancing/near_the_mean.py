@@ -53,11 +53,23 @@ class CAGrad(PreferenceBalancer):
             return rows.coefficients((1.0 + self.c) * mean)
         # `d - g_0` is the displacement of the mean's direction whose norm is `c`, or the one to the dual cone.
         shift = followed(rows, products, bend=0.0, slope=0.0, start=self.c**2, weight=1.0)
-        cone = dual_cone(rows)
-        ends = nonnegative_least_squares(rows.cosines, products[None], rows.noise, rows.tolerance)[0]
-        is_closer = tf.reduce_any(cone.opposed) & (tf.reduce_sum(ends * times(rows.cosines, ends)) <= self.c**2)
-        weights = where(exists, mean + unit * where(is_closer, ends, shift), mean)
-        return rows.coefficients(cone.inside(weights) if self.c >= 1 else weights)
+
+        def ended() -> tf.Tensor:
+            ends = nonnegative_least_squares(rows.cosines, products[None], rows.noise, rows.tolerance)[0]
+            return where(tf.reduce_sum(ends * times(rows.cosines, ends)) <= self.c**2, ends, shift)
+
+        def beside_the_cone() -> tf.Tensor:
+            cone = dual_cone(rows)
+            moved = tf.cond(tf.reduce_any(cone.opposed), ended, lambda: tf.identity(shift))
+            weights = where(exists, mean + unit * moved, mean)
+            return cone.inside(weights) if self.c >= 1 else weights
+
+        # Of heads that oppose each other, two have a cosine of at most `-1 / (num_heads - 1)`: half of it, for rounding.
+        # With `c >= 1` the update conflicts with no head, which rounding can spoil only if heads conflict.
+        least = rows.noise if self.c >= 1 else 0.5 / (rows.num_heads - 1)
+        may_oppose = tf.reduce_any(rows.cosines < -least)
+        plain = lambda: where(exists, mean + unit * shift, mean)  # noqa: E731
+        return rows.coefficients(tf.cond(may_oppose, beside_the_cone, plain))
 
 
 @keras.saving.register_keras_serializable(package="multihead")

@@ -217,7 +217,7 @@ class LogMetrics:
         for head in self.measured:
             logs.update(_results(head))
         # What counted in no update is 0, or NaN if updates need not measure it.
-        means_of_updates = known if self.spec.way.may_reuse else means
+        means_of_updates = known if self.spec.way.may_reuse and self.spec.way.at_parameters else means
         for statistic, names in self._shown:
             if statistic not in LOSSES:
                 logs.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})

@@ -1,59 +1,79 @@
-"""Promise 7: one backward pass through the encoder, and one matrix between replicas."""
+"""Promise 7: passes through the encoder, counted, and one matrix between replicas."""
 
 from __future__ import annotations
+
+import collections
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, clipping
-from tests.helpers import tiny
+from multihead import MultiHeadTrainer, balancing, clipping
 
 
 class CountingEncoder(keras.layers.Layer):
-    """Counts how often a gradient passes back through it."""
+    """Counts how often it runs, and how often a gradient passes back through it, by operations without a state."""
 
     def __init__(self):
         super().__init__()
         self.dense = keras.layers.Dense(4)
-        self.passes = [tf.Variable(0, trainable=False, dtype=tf.int32)]
+        self.passes = [collections.Counter()]
 
     def call(self, x):
-        counter = self.passes[0]
+        def counted(kind, tensor):
+            def count(value):
+                self.passes[0][kind] += 1
+                return value
+
+            found = tf.numpy_function(count, [tensor], tensor.dtype, stateful=False)
+            return tf.ensure_shape(found, tensor.shape)
 
         @tf.custom_gradient
-        def counted(y):
-            def backward(upstream):
-                with tf.control_dependencies([counter.assign_add(1)]):
-                    return tf.identity(upstream)
+        def through(y):
+            return tf.identity(y), lambda upstream: counted("backward", upstream)
 
-            return tf.identity(y), backward
-
-        return counted(self.dense(x))
+        return through(self.dense(counted("forward", x)))
 
 
-@pytest.mark.first_cases(1)
+AT_PARAMETERS = {"balance_at": "parameters", "micro_batches": 2}
+
+
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize(
-    ("options", "passes"),
+    ("options", "forward", "backward"),
     [
-        ({}, 1),
-        ({"balancer": "UPGrad"}, 1),
-        ({"balancer": "EqualNorms", "clip": clipping.ByGlobalNorm(1.0)}, 1),
-        ({"micro_batches": 2}, 2),
-        ({"balancer": "UPGrad", "micro_batches": 2}, 6),
-        ({"balancer": "NormFloor", "micro_batches": 2}, 2),
-        ({"balancer": "NormFloor"}, 1),
-        ({"balancer": "UPGrad", "balance_at": "parameters", "micro_batches": 2}, 6),
-        ({"balancer": "UPGrad", "balance_at": "parameters"}, 3),
+        # Two updates of two micro-batches, and three heads
+        ({"balancer": "UPGrad", "micro_batches": 2}, 8, 4),
+        ({"balancer": "NormFloor", "micro_batches": 2}, 4, 4),
+        ({"balancer": "UPGrad", "micro_batches": 2, "balance_every": 2}, 6, 4),
+        ({"balancer": "NormFloor", "balance_every": 2, **AT_PARAMETERS}, 4, 8),
+        ({"balancer": "UPGrad", "gradient_accumulation_steps": 2}, 4, 2),
+        ({"balancer": "UPGrad", "balance_every": 2, **AT_PARAMETERS}, 4, 8),
+        ({"micro_batches": 2}, 4, 4),
+        ({"balancer": balancing.Sum({"head_0": 2.0}), "micro_batches": 2}, 4, 4),
+        ({"weighting": "LogLoss", "micro_batches": 2}, 8, 4),
+        ({"weighting": "Uncertainty", "micro_batches": 2}, 4, 4),
+        ({"balancer": "UPGrad", **AT_PARAMETERS}, 4, 12),
+        # Of one micro-batch
+        ({}, 2, 2),
+        ({"balancer": "UPGrad"}, 2, 2),
+        ({"balancer": "NormFloor"}, 2, 2),
+        ({"balancer": "EqualNorms", "clip": clipping.ByGlobalNorm(1.0)}, 2, 2),
+        ({"balancer": "UPGrad", "balance_at": "parameters"}, 2, 6),
+        ({"balancer": "UPGrad", "balance_at": "parameters", "balance_every": 2}, 2, 4),
     ],
+    ids=str,
 )
-def test_number_of_backward_passes_through_the_encoder(options, passes):
+def test_number_of_passes_through_the_encoder(options, forward, backward):
     encoder = CountingEncoder()
     trainer = MultiHeadTrainer(encoder)
     for k in range(3):
         trainer.add_head(f"head_{k}", keras.layers.Dense(1), "mse")
     trainer.compile("sgd", **options)
-    x = np.ones((6, 3), "float32")
-    tiny.fit_once(trainer, x, {name: np.ones((6, 1), "float32") for name in trainer.heads})
-    assert int(encoder.passes[0]) == passes
+    x = np.ones((12, 3), "float32")
+    y = {name: np.ones((12, 1), "float32") for name in trainer.heads}
+    trainer.fit(x, y, batch_size=6, verbose=0)
+    updates = int(np.asarray(tf.convert_to_tensor(trainer.update_count)))
+    assert updates == 2 / options.get("gradient_accumulation_steps", 1)
+    assert dict(encoder.passes[0]) == {"forward": forward, "backward": backward}

@@ -45,7 +45,8 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(capsys):
     assert found["together"] == ["31"]
     assert found["examples"] == ["4 batches, each in 2 micro-batches"]
     assert found["encoder's gradient"] == ["CAGrad(c=0.3), at the representation, solved in every 5th update"]
-    assert found["encoder's passes"] == ["forward once and backward once for each head, for each micro-batch"]
+    words = "forward twice and backward once, or once where coefficients are reused, for each micro-batch"
+    assert found["encoder's passes"] == [words]
     assert found["heads that train"][0].startswith("Alternate(") and found["clipping"] == ["ByGlobalNorm(5)"]
     assert found["optimizer"] == ["Adam, learning rate 0.002"] and found["encoder's learning rate"] == ["factor 0.1"]
 
@@ -53,12 +54,15 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(capsys):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({}, "forward once and backward once for each head"),
+        ({}, "forward twice and backward once"),
+        ({"jit_compile": True}, "forward once and backward once for each head"),
+        ({"balancer": "NormFloor"}, None),
+        ({"balance_every": 2}, "forward twice and backward once, or once where coefficients are reused"),
         (
             {"balance_at": "parameters", "balance_every": 2},
             "forward once and backward once for each head, or once where coefficients are reused",
         ),
-        ({"balancer": None, "weighting": "FAMO"}, "forward once and backward once for each head"),
+        ({"balancer": None, "weighting": "FAMO"}, "forward twice and backward once"),
         ({"balancer": None}, None),
         ({"micro_batches": 1}, None),
     ],

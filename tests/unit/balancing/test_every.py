@@ -110,20 +110,21 @@ OPTIONS = [
     {"gradient_accumulation_steps": 2},
     {"head_schedule": schedules.Alternate({"tag": 2, "price": 2, "size": 2})},
     {"weighting": "uncertainty"},
+    {"balance_at": "representation", "micro_batches": 2},
+    {"balance_at": "representation", "gradient_accumulation_steps": 2, "run_eagerly": False},
 ]
 
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options) or "eager")
-def test_at_the_parameters_the_updates_are_those_of_a_backward_pass_per_head(options, monkeypatch):
+def test_the_updates_are_those_without_reuse(options, monkeypatch):
     inputs, targets = tiny.data(24)
     trained = []
     for reuses in (True, False):
         if not reuses:
             monkeypatch.setattr(Every, "known", balancing.Balancer.known)
-        trainer = tiny.trainer(
-            keras.optimizers.SGD(0.05, momentum=0.9), balancer="UPGrad", balance_at="parameters", balance_every=3, **options
-        )
+        options = {"balance_at": "parameters", "balance_every": 3, "balancer": "UPGrad", **options}
+        trainer = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), **options)
         trainer.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
         trained.append(tiny.weights_of(trainer))
     for one, other in zip(*trained, strict=True):

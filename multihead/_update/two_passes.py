@@ -1,0 +1,145 @@
+"""The way of updates of several micro-batches whose coefficients come from inner products at the representation.
+
+The first pass over the micro-batches ends at the representation. The gradients of the heads there are kept, and combined
+once those of all micro-batches are known; the second pass repeats the forward pass of the encoder, and carries the combined
+gradient back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from multihead._data.batch import batch_size
+from multihead._ground import replicas
+from multihead._ground.calls import graph_function, in_inference_mode, kinds_with_state, written_resources
+from multihead._ground.layers import state_variables, use_seed_variables
+from multihead._ground.random import random_numbers
+from multihead._ground.tensors import computed_if, in_xla
+from multihead._ground.types import Gradient, Nested
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
+from multihead._update.network import Network
+from multihead._update.passes import EncoderPass, HeadsPass, Shared, shapes_of, with_shared
+from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, times, total
+from multihead._update.update import Combined, RollBack
+from multihead._update.ways import CombinedFirst, Found, PassPerHead, Way, coefficients_of, reduced
+from multihead._update.weights import Losses, LossWeights
+
+
+class Repeatable(NamedTuple):
+    """What it takes to repeat the encoder's forward pass exactly."""
+
+    leaves: tuple[tf.TensorShape, ...]  # the shapes of the floating-point leaves of the representation
+    state: tuple[tf.Variable, ...]  # the variables that it changes: put back, they make it the same again
+
+    @classmethod
+    def of(cls, network: Network, inputs: Nested) -> Repeatable | None:
+        """From a trace in training mode; None if an operation has another state, or a head changes the same variables."""
+        use_seed_variables(network.encoder)
+        before, leaves = random_numbers(), list[tf.Tensor]()
+
+        def forward(inputs: Nested) -> list[tf.Tensor]:
+            with in_inference_mode(network.frozen_layers):
+                leaves[:] = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True)).attached
+            return leaves
+
+        try:
+            graph = graph_function(forward).get_concrete_function(inputs).graph
+        except Exception:  # noqa: BLE001 - the step itself says what is wrong with the encoder
+            return None
+        names = {id(outside): inside.name for outside, inside in graph.captures}
+        others = {id(each) for head in (*network.heads, *network.measured) for each in state_variables(head.module)}
+        own = [each for each in state_variables(network.encoder) if id(each) not in others and hasattr(each, "handle")]
+        held = {names[id(each.handle)]: each for each in own if id(each.handle) in names}
+        written = written_resources(graph.get_operations())
+        is_exact = not kinds_with_state(graph) and written <= held.keys() and random_numbers() == before
+        is_exact &= all(leaf.shape.rank is not None for leaf in leaves)
+        # Inside of replicas, a variable cannot be assigned under a condition.
+        if not is_exact or (written and tf.distribute.get_strategy().num_replicas_in_sync > 1):
+            return None
+        return cls(tuple(leaf.shape for leaf in leaves), tuple(held[name] for name in sorted(written)))
+
+
+class _Sums(NamedTuple):
+    """The sums of the first pass."""
+
+    found: Nested  # the sums that do not depend on how the heads are combined
+    encoder: list[Gradient]  # one per encoder variable, where coefficients are reused; None elsewhere
+    shared: Shared
+    products: tf.Tensor | None  # inner products
+
+
+class _Kept(NamedTuple):
+    """The gradients at the representation that a micro-batch keeps."""
+
+    of_losses: Rows  # of each head's loss
+    of_added: list[Gradient]  # of the losses that the heads' modules have added
+
+
+@dataclass(frozen=True)
+class TwoPasses(Way):
+    """Runs each micro-batch through the encoder forward, and then, with the combined gradient, forward and backward."""
+
+    repeatable: Repeatable = Repeatable((), ())
+    passes = "forward twice and backward once"
+
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+        if len(micro_batches) == 1 or in_xla():  # in XLA, micro-batches that are empty have no size that is known
+            way = CombinedFirst if len(micro_batches) == 1 else PassPerHead
+            return way(self.balancer, self.measure).gradients(network, micro_batches, weights)
+        solves, known = self._reused(weights)
+        before, kept, nothing = RollBack(self.repeatable.state), list[Nested](), [None] * len(network.encoder_tensors)
+
+        def first(micro_batch: MicroBatch) -> Nested:
+            found = HeadsPass(network, micro_batch, weights, num_backward=0 if solves is None else 1)
+            rows, encoder = found.at_representation, nothing
+            if solves is not None:
+                combined = lambda: found.backward(total(times(rows, known)), known)  # noqa: E731
+                encoder = _if(~solves, combined, shapes_of(network.encoder_tensors), nothing)
+            sums = found.sums(is_measured=self.measure is not None)
+            return _Sums(sums, encoder, found.shared, self._measured(rows)), _Kept(rows, found.of_added)
+
+        def second(repeated: MicroBatch) -> Nested:
+            leaves = total([*times(repeated.labels.of_losses, factors), repeated.labels.of_added])
+            return EncoderPass(network, repeated.inputs, weights).through_encoder(leaves, with_added=True)
+
+        def again() -> list[Gradient]:
+            after, encoder, shapes = RollBack(self.repeatable.state), nothing, shapes_of(network.encoder_tensors)
+            if network.trained(network.encoder_tensors):
+                before.restore()
+                encoder = accumulate(second, MicroBatches(list(map(MicroBatch, inputs, kept)), 1), shapes)
+                after.restore()
+            return with_shared(network, encoder, sums.shared, factors)
+
+        parts = list(micro_batches)
+        if tf.executing_eagerly():
+            parts = [each for each in parts if batch_size(each.inputs) > 0] or parts[:1]
+        inputs = [part.inputs for part in parts]
+        sums = accumulate(first, MicroBatches(parts, 1), self._shapes_of_first(network, solves is not None), kept)
+        losses = Losses(weights, sums.found.losses)
+        products = reduced(sums.products, losses.factors)
+        coefficients = coefficients_of(self.balancer, losses, products)
+        factors = losses.times_factors(coefficients)
+        if solves is None:
+            encoder = again()
+        else:
+            encoder = plus(sums.encoder, _if(solves, again, shapes_of(network.encoder_tensors), nothing))
+        return sums.found, losses, Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
+
+    def _shapes_of_first(self, network: Network, may_reuse: bool) -> tuple[_Sums, _Kept]:
+        """The dense shapes of the results of the first pass."""
+        found, encoder, _, products = self._shapes(network, has_rows=False)
+        of_heads = [shapes_of(network.shared_tensors(k)) for k in range(len(network.heads))]
+        leaves = [tf.constant([size or 0 for size in shape], tf.int32) for shape in self.repeatable.leaves]
+        encoder, shared = encoder if may_reuse else [None] * len(encoder), [(of_head, of_head) for of_head in of_heads]
+        return _Sums(found, encoder, shared, products), _Kept([leaves] * len(network.heads), leaves)
+
+
+def _if(condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Nested, nothing: Nested) -> list[Gradient]:
+    """`computed_if`; in eager mode, a gradient that does not exist stays None."""
+    if tf.executing_eagerly():
+        return compute() if condition else nothing
+    return computed_if(condition, compute, shapes)
