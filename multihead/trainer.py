@@ -440,10 +440,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "evaluate")
         data, _, loop = read_call(arguments, self._setup.all_names)
         self._build(data.specs, data)
-        data, plan = self._with_checked_labels(data)
+        data, plan = self._with_labels_of_evaluation(data)
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
-            function.plan = Plan(plan.ranks)
+            function.plan = Plan(plan.ranks, plan.labels_are_checked)
         loop["callbacks"] = self._shown(callbacks, verbose)
         with self._in_phase(None if self._phase is None else "validation"):
             return super().evaluate(**for_keras(data, None, loop))

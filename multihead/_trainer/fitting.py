@@ -49,8 +49,10 @@ class FittedTrainer(TrainerState):
         is_python, validates = data.batches is not None, validation is not None
         self._build(data.specs, data, every_head=True)
         data, checked = self._with_checked_labels(data, shuffle=loop["shuffle"])
+        found: tuple[list[Nested], Plan] = [], Plan()
         if validation is not None:
-            validation, _ = self._with_checked_labels(validation, argument="validation_data")
+            validation, plan = self._with_checked_labels(validation, argument="validation_data")
+            found = tf.nest.flatten((validation.y, validation.sample_weight)), plan
         unscaled = unknown(self._setup.heads)
         seed = None if run is None else run.begin(data, validation, loop)
         fit_scalings(unscaled, data, loop["steps_per_epoch"], names, self.update_spec, strategy, eagerly=self._runs_eagerly)
@@ -66,6 +68,8 @@ class FittedTrainer(TrainerState):
         loop["callbacks"] = self._shown(callbacks, loop["verbose"], validates=validates)
         with self._in_phase("fit", self._planned(class_weight, checked)), ExitStack() as stack:
             self._set_idle([])  # until a run reaches its checkpoint
+            self._validation.value = found
+            stack.callback(setattr, self._validation, "value", ([], Plan()))
             if run is not None:
                 loop = run.around(loop, data.x)
                 stack.enter_context(loop["callbacks"].running())
@@ -104,6 +108,13 @@ class FittedTrainer(TrainerState):
             # What Python makes is lost if it is read and not used, and may draw random numbers.
             data = data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
         return data, Plan(ranks)
+
+    def _with_labels_of_evaluation(self, data: Data) -> tuple[Data, Plan]:
+        """As `_with_checked_labels`; of arrays that are the validation data of a `fit`, the labels were checked before."""
+        (known, plan), own = self._validation.value, tf.nest.flatten((data.y, data.sample_weight))
+        if data.is_arrays and len(own) == len(known) and all(one is other for one, other in zip(own, known)):
+            return data, plan
+        return self._with_checked_labels(data)
 
     def _checked_batch(self, x: Dataset, y: Nested, sample_weight: Nested) -> Data:
         """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
@@ -179,7 +190,8 @@ class FittedTrainer(TrainerState):
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         built = self._require_built()
-        spec, logs, step = built.spec, built.logs, self.update_count
+        checks = built.spec.check_labels and not self._plan.value.labels_are_checked
+        spec, logs, step = replace(built.spec, check_labels=checks), built.logs, self.update_count
         weights = head_weights_at(self._setup.trained, step)
         logs.add_evaluated(**evaluate_batch(spec, batch, weights))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))

@@ -84,6 +84,8 @@ class TrainerState(KerasHooks, keras.Model):
         self._may_be_idle = False  # whether heads were ever made idle, so that idle heads should cost nothing
         # What the step that runs now was made with: nothing where a step is called by hand.
         self._plan = Untracked(Plan())
+        # Of a `fit` that is running: the arrays of labels of its validation data, and what steps can rely on in these
+        self._validation: Untracked[tuple[list[Nested], Plan]] = Untracked(([], Plan()))
         self._optimizer_of_model = Untracked(None)
 
     @property

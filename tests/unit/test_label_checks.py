@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, class_weights
+from multihead import Head, MultiHeadTrainer, class_weights
 from multihead._ground.validation import errors_in_words
-from multihead.heads._named import new_head
+from multihead.heads._named import NamedHead, new_head
 from tests.helpers import labels as reference
 from tests.helpers.cases import quick
 from tests.helpers.labels import gradients, trainer_of
@@ -315,3 +315,45 @@ def test_rows_are_not_columns_for_a_loss_of_ones_own():
     trainer = trainer_of(squared, units=8)
     with pytest.raises(ValueError, match=r"In head 'a': The loss 'squared' must take .* \(None,\) .* \(None, 8\)"):
         gradients(trainer, reference.inputs(), np.zeros(8, "float32"))
+
+
+class Evaluating(keras.callbacks.Callback):
+    """Evaluates other data in the midst of `fit`."""
+
+    def __init__(self, *data):
+        super().__init__()
+        self.data = data
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.evaluate(*self.data, verbose=0)
+
+
+def test_labels_in_arrays_are_checked_once_and_not_in_batches(monkeypatch):
+    checks = []
+    mask_missing = NamedHead.mask_missing
+
+    def counted(self, *args, check=True, **options):
+        checks.extend([len(args[0])] if check and tf.executing_eagerly() else ["batch"] if check else [])
+        return mask_missing(self, *args, check=check, **options)
+
+    monkeypatch.setattr(NamedHead, "mask_missing", counted)
+    trainer = MultiHeadTrainer(keras.layers.Dense(3), {"a": Head(keras.layers.Dense(2, "softmax"), CLASSES["loss"])})
+    trainer.compile("sgd")
+    x, y = np.ones([8, 2], "float32"), np.array([0, 1] * 4)
+    trainer.compute_gradients((x, y))
+    checks.clear()
+    trainer.fit(x, y, validation_data=(x[:6], y[:6]), epochs=3, batch_size=2, verbose=0)
+    assert checks == [8, 6]
+    checks.clear()
+    trainer.evaluate(x[:4], y[:4], verbose=0)
+    assert checks == [4]
+    wrong = x[:2], np.array([0, 5])
+    with pytest.raises(ValueError, match="whole numbers from 0 to 1.*Received: 5"):
+        trainer.evaluate(*wrong, verbose=0)
+    with pytest.raises(ValueError, match="whole numbers from 0 to 1.*Received: 5"):
+        trainer.fit(x, y, validation_data=(x[:6], y[:6]), verbose=0, callbacks=[Evaluating(*wrong)])
+    checks.clear()
+    trainer.evaluate(tf.data.Dataset.from_tensors((x, y)), verbose=0)
+    assert checks == ["batch"]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="whole numbers from 0 to 1.*Received: 5"):
+        trainer.evaluate(tf.data.Dataset.from_tensors(wrong), verbose=0)
