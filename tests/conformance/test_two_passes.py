@@ -103,14 +103,14 @@ def test_an_encoder_is_repeated_only_if_that_is_exact(kind):
     assert (repeatable(*make()) is not None) == expected
 
 
-def trained(layers, *, repeats=True, **options):
+def trained(make, *, repeats=True, **options):
     """The variables after `fit` and the logs; with a shared variable, added losses and micro-batches without examples."""
     keras.utils.set_random_seed(0)
     inner = keras.layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
-    trainer = MultiHeadTrainer(keras.Sequential([inner, *layers]))
+    trainer = MultiHeadTrainer(keras.Sequential([inner, *make()]))
     with pytest.MonkeyPatch.context() as patch:
         if not repeats:
-            patch.setattr(building.Repeatable, "of", lambda network, _: use_seed_variables(network.encoder) and None)
+            patch.setattr(building.Repeatable, "of", lambda network, _: (use_seed_variables(network.encoder), None)[1])
         for k in range(2):
             trainer.add_head(f"head_{k}", keras.layers.Dense(1, activity_regularizer="l2"), "mse")
         trainer.add_head("tied", keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(1)]), "mse")
@@ -145,7 +145,7 @@ def test_the_update_is_that_of_a_backward_pass_per_head(layers, options):
     if options == "half" and layers == "both" and not hasattr(keras, "ops"):
         pytest.skip("XLA cannot read Keras 2's seeds")
     (actual, logs), (expected, wanted) = (
-        trained(LAYERS[layers](), repeats=repeats, **OPTIONS[options]) for repeats in (True, False)
+        trained(LAYERS[layers], repeats=repeats, **OPTIONS[options]) for repeats in (True, False)
     )
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=3e-6)
