@@ -41,7 +41,7 @@ class Way(ABC):
     at_parameters: bool = False  # whether the gradients of the encoder's parameters are balanced
     # Whether an update may reuse coefficients, and then makes one backward pass for all heads
     may_reuse: bool = False
-    passes = ""  # of a micro-batch through the encoder, in words, unless it is one forward and one backward pass
+    passes = ""  # of a micro-batch through the encoder, as text, unless it is one forward and one backward pass
 
     @abstractmethod
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
