@@ -30,10 +30,10 @@ EVALUATES_IN_BATCHES = False
 """Whether callbacks evaluate between the batches of an epoch."""
 PROBES_ALONE = False
 """Whether a probe may be the only head that trains in an update."""
+TURNS_PASS = False
+"""Whether the turn of a head without labels comes, which goes to the others."""
 REUSES_OPTIMIZERS = False
 """Whether `compile` may get an optimizer that has made updates before."""
-COMPILES_TWICE = False
-"""Whether a trainer of a Keras model is compiled more than once without an optimizer."""
 
 COUNTS = {"sequences": 0, "rules": 0, "updates": 0}
 """How much was tried so far, in this process."""
@@ -151,7 +151,7 @@ class Follower(keras.callbacks.Callback):
         if self.after is not None:
             self.enter((self.epoch, batch))
         self.act("batch begin", self.number_of(self.epoch, batch))
-        if not PROBES_ALONE and self.machine.probes_alone(self.epochs[self.epoch][batch]):
+        if self.machine.is_known_fault(self.epochs[self.epoch][batch]):
             raise Stop
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -193,7 +193,6 @@ class Machine(RuleBasedStateMachine):
         self.optimizers: list[tuple[Any, Optimizer]] = []  # all of them, the latest at the end
         self.slots: dict[int, dict[Any, list[Any]]] = {}  # Keras's slots by the identity of the twin's optimizer
         self.of_model: dict[str, Any] | None = None  # the options of the optimizer of `from_model`
-        self.is_of_model = False  # whether it was used
         self.saved_weights: Any = None
         self.setup = 0  # counts what makes weights that were saved before unfit
         self.synced: dict[Any, np.ndarray] = {}
@@ -460,7 +459,7 @@ class Machine(RuleBasedStateMachine):
         ]
         usable = usable if REUSES_OPTIMIZERS else []
         kinds = ["sgd", "adamw"] + ["again"] * bool(usable)
-        if self.of_model and (COMPILES_TWICE or not self.is_of_model):
+        if self.of_model:
             kinds.append("of the model")
         kind = choose("optimizer", *kinds)
         if kind == "again":
@@ -509,7 +508,6 @@ class Machine(RuleBasedStateMachine):
             max_skipped_updates=None,
             **dict(options.others),
         )
-        self.is_of_model |= kind == "of the model"
         self.changed()
         self.twin.options, self.twin.optimizer = options, of_twin
         self.optimizers = [each for each in self.optimizers if each[1] is not of_twin]
@@ -642,11 +640,12 @@ class Machine(RuleBasedStateMachine):
         size = self.twin.options.accumulates
         return [[batches[at : at + size] for at in range(0, len(batches), size)] for batches in epochs]
 
-    def probes_alone(self, window: list[Any]) -> bool:
-        """Whether an update would train probes and no other head."""
+    def is_known_fault(self, window: list[Any]) -> bool:
+        """Whether an update is one of those that are known to go wrong."""
         self.twin.build()
         active = self.twin.active(window)
-        return bool(active) and not any(self.twin.heads[name].trains_encoder for name in active)
+        alone = bool(active) and not any(self.twin.heads[name].trains_encoder for name in active)
+        return (alone and not PROBES_ALONE) or (self.twin.passes_turn(window) and not TURNS_PASS)
 
     @precondition(lambda self: self.is_ready())
     @rule(data=st.data(), epochs=st.integers(1, 2))
@@ -679,7 +678,7 @@ class Machine(RuleBasedStateMachine):
         """An update outside of `fit`."""
         size = self.twin.options.accumulates
         _, (batches,) = drawn(data, list(self.twin.trained))
-        if not PROBES_ALONE and self.probes_alone(batches[:size]):
+        if self.is_known_fault(batches[:size]):
             return
         if by_hand or size > 1:
             active = self.twin.active(batches[:size])
@@ -783,7 +782,10 @@ class Machine(RuleBasedStateMachine):
             self.compare("as it was before the run")
             after = None if at == (0, 0) else (at, follower.states)
             again = Follower(self, windows, actions, after=after)
-            fit(again)
+            try:
+                fit(again)
+            except Stop:
+                return self.done("after a run that ended before a known fault")
             assert again.updates == again.number_of(epochs) - again.number_of(*at), "the run made another number of updates"
         self.done("after a run that was killed")
 

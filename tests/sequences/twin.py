@@ -208,9 +208,15 @@ class Twin:
         if self.options.schedule is None:
             return labelled
         turn = self.options.schedule["active"](self.count)
-        # A turn of heads that cannot train goes to the others.
-        chosen = [name for name in labelled if name in turn]
-        return chosen or (labelled if TURNS_PASS or not set(turn) & set(able) else [])
+        return [name for name in labelled if name in turn] or labelled
+
+    def passes_turn(self, window: list[Any]) -> bool:
+        """Whether the turn of heads without labels goes to others."""
+        if self.options.schedule is None:
+            return False
+        turn = self.options.schedule["active"](self.count)
+        able = {name for name in self.trained if self.weight_of(name) > 0 and name not in self.idle}
+        return bool(able & set(turn)) and not set(self.active(window)) & set(turn)
 
     def rows(self, window: list[Any], name: str) -> tuple[float, float, dict, list[np.ndarray], dict]:
         """Of a head's weighted mean loss: sum, count, gradients of its own variables, of the representation, of the encoder."""
@@ -332,8 +338,6 @@ class Twin:
         return {"loss": total if counts else np.nan, **logs}
 
 
-TURNS_PASS = False
-"""Whether a turn of heads without labels goes to the others."""
 PREFERENCE = {"sum": 1.0, "sum_of_halves": 0.5}
 
 
