@@ -220,7 +220,7 @@ class FittedTrainer(TrainerState):
         before, self._phase = self._phase, phase
         function = None if plan is None else self.make_train_function()
         if function is not None:
-            function.plan, plan, function.calls_left = plan, function.plan, 0
+            function.plan, plan, function.calls_left, function.until_stop = plan, function.plan, 0, 0
         try:
             yield
         finally:
@@ -250,6 +250,7 @@ class StepFunction:
 
     period: int | None = None  # the number of the present period of training, where there are several
     calls_left: float = 0  # before the number of updates must be read again
+    until_stop: float = 0  # the number of updates before one may say that training must stop
 
     def __init__(self, trainer: Trainer, attribute: str, make: Function) -> None:
         self._trainer, self._attribute, self._make = trainer, attribute, make
@@ -286,8 +287,9 @@ class TrainFunction(StepFunction):
             failure = error
         trainer = self._trainer
         in_xla = bool(trainer.jit_compile) and not trainer.run_eagerly  # which raises no errors
-        if trainer.update_spec is not None and (failure is not None or in_xla):
-            trainer.update_spec.faults.stop()
+        self.until_stop -= steps_at_once(trainer) if in_xla else 0
+        if trainer.update_spec is not None and (failure is not None or (in_xla and self.until_stop <= 0)):
+            self.until_stop = trainer.update_spec.faults.stop()  # to read it waits for the device
         if failure is not None:
             raise failure
         return logs

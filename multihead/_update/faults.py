@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -128,11 +129,13 @@ class Faults:
             with tf.control_dependencies([self.numbers.read_value(), self.flags.read_value()]):  # for `stop`
                 stop_unless(~(fault & (run >= self._limit)), lambda: parts)
 
-    def stop(self) -> None:
-        """Raises a `ValueError` if an update has said that training must stop."""
+    def stop(self) -> float:
+        """Raises a `ValueError` if an update has said that training must stop; after how many updates one may say so."""
+        if self._limit is None:
+            return math.inf
         run, *_ = numbers = _now(self.numbers)
-        if self._limit is None or run < self._limit:
-            return
+        if run < self._limit:
+            return float(self._limit - run)
         self.numbers.assign([0, *numbers[1:]])  # another `fit` may follow
         cause, place, remedy = self.described()
         if self._mode == "raise":

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping
+from multihead._update import faults
 from tests.helpers import tiny
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
@@ -217,3 +218,18 @@ def test_loss_scaling_does_not_hide_a_loss_that_is_not_finite():
     optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=MESSAGE):
         fit(made(optimizer, on_nonfinite="raise", run_eagerly=True))
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize(("limit", "reads"), [(3, 3), (None, 0), (1, 8)])
+def test_a_compiled_step_is_asked_whether_to_stop_only_when_it_may_have_to(limit, reads, monkeypatch):
+    """To ask it waits for the device."""
+    asked = []
+    now = faults._now
+    monkeypatch.setattr(faults, "_now", lambda variable: asked.append(variable) or now(variable))
+    trainer = made(jit_compile=True, max_skipped_updates=limit)
+    fit(trainer, Y, epochs=2)
+    assert sum(each is trainer.update_spec.faults.numbers for each in asked) == reads
+    if limit == 3:
+        with pytest.raises(ValueError, match="Received: 3 such updates, the last one from head 'b'.* batch 2"):
+            fit(trainer, {"a": Y["a"], "b": np.full_like(Y["b"], 99)})
