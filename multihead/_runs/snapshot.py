@@ -12,10 +12,11 @@ import io
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -34,19 +35,51 @@ class Snapshot(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
+class _Body(io.RawIOBase):
+    """A file from its present position on, as a file of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file, self._start = file, file.tell()
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell() - self._start
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset + (self._start if whence == os.SEEK_SET else 0), whence) - self._start
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+
 def write(path: Path, snapshot: Snapshot) -> None:
     """Writes a file that replaces the one before only when it is whole and on the disk."""
     text = json.dumps(snapshot.description).encode()
-    buffer = io.BytesIO()
-    np.savez(buffer, **{_DESCRIPTION: np.frombuffer(text, np.uint8)}, **snapshot.arrays)
-    content = buffer.getvalue()
+    arrays = {_DESCRIPTION: np.frombuffer(text, np.uint8), **snapshot.arrays}
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for other in path.parent.glob(f"{path.stem}.*.tmp"):  # of runs that were killed while they wrote
             other.unlink(missing_ok=True)
-        with open(draft, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+        with open(draft, "w+b") as file:
+            digest = hashlib.sha256()
+            file.write(_MAGIC + bytes(digest.digest_size))
+            # As `np.savez` does, but without a copy of everything in memory.
+            with zipfile.ZipFile(body := _Body(file), "w") as entries:
+                for name, array in arrays.items():
+                    with entries.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+            body.seek(0)
+            for part in iter(lambda: file.read(2**20), b""):
+                digest.update(part)
+            file.seek(len(_MAGIC))
+            file.write(digest.digest())
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -59,8 +92,9 @@ def write(path: Path, snapshot: Snapshot) -> None:
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+        size = sum(array.nbytes for array in arrays.values())
         raise RuntimeError(
-            f"`directory` must take a checkpoint of {len(content):,} bytes. Received: {str(path.parent)!r}, with {error}. "
+            f"`directory` must take a checkpoint of {size:,} bytes. Received: {str(path.parent)!r}, with {error}. "
             "The checkpoint before it, if there is one, is whole: free space, and call `fit` again to continue."
         ) from error
 

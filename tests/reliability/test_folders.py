@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import resource
 import subprocess
 import sys
+import tracemalloc
 
 import keras
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
+from multihead._runs import snapshot
 from multihead.callbacks import Checkpoint, UpdateLogger
 from tests.helpers import tiny
 from tests.helpers.cases import quick
@@ -220,6 +224,31 @@ def test_a_disk_that_takes_nothing_more_leaves_the_last_good_checkpoint(call, tm
         fit(each, tmp_path, every=2, shuffle=False)
         for one, other in zip(tiny.values(each.weights), tiny.values(whole.weights), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_is_written_without_a_copy_in_memory_and_is_whole_or_not_there(tmp_path):
+    path, rng = tmp_path / "run.checkpoint", np.random.default_rng(0)
+    arrays = {f"layer/{i}": rng.normal(size=(256, 1024)) for i in range(8)}
+    arrays |= {"step": np.array(3), "none": np.zeros([0, 2], "float32"), "flags": np.array([True, False])}
+    tracemalloc.start()
+    snapshot.write(path, snapshot.Snapshot({"parts": ["a"]}, arrays))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 0.3 * sum(array.nbytes for array in arrays.values())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        with pytest.raises(RuntimeError, match="must take a checkpoint of 16,[0-9,]* bytes.*File too large"):
+            snapshot.write(path, snapshot.Snapshot({}, arrays))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.checkpoint"]
+    found = snapshot.read(path)
+    assert found.description == {"parts": ["a"]} and list(found.arrays) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array, strict=True)
+    with np.load(io.BytesIO(path.read_bytes()[path.read_bytes().index(b"PK") :])) as stored:  # as NumPy reads it
+        np.testing.assert_array_equal(stored["step"], 3)
 
 
 def test_a_ledger_that_has_lost_lines_says_so(tmp_path):
