@@ -36,6 +36,9 @@ Numbers = Any
 class Standardize:
     """Trains on targets of mean 0 and standard deviation 1: `z = (y - mean) / deviation`.
 
+    With `mean=0`, it only divides, which keeps labels of at least 0 where they are: for modules that cannot predict negative
+    numbers, as after a relu, and for losses in relation to the label, such as `"mape"`.
+
     Mean and deviation are given, or learned by the first `fit`: over all labels of the training data that are present, each
     of which counts once, whatever its sample weight is. The deviation is that of the labels themselves, the square root of
     the mean squared distance from the mean; labels that are all equal have the deviation 1.
@@ -51,7 +54,7 @@ class Standardize:
 
     Example:
         >>> Standardize(mean=250_000, deviation=90_000)
-        Standardize(mean=250000.0, deviation=90000.0)
+        scaling.Standardize(mean=250000.0, deviation=90000.0)
     """
 
     def __init__(self, mean: Numbers = None, deviation: Numbers = None, *, by_column: bool = True) -> None:
@@ -72,6 +75,11 @@ class Standardize:
             )
         self.mean, self.deviation = (np.asarray(each, "float64").tolist() for each in np.broadcast_arrays(*found))
 
+    @property
+    def only_divides(self) -> bool:
+        """Whether it divides by numbers that are given, and moves nothing."""
+        return self.mean is not None and not np.any(self.mean)
+
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         """The labels, `[batch, ...]` and float64, before they are standardized."""
         return labels
@@ -91,7 +99,7 @@ class Standardize:
 
     def __repr__(self) -> str:
         given = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        return f"scaling.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -99,8 +107,8 @@ class Log(Standardize):
     """Trains on standardized logarithms: `z = (log(y + shift) - mean) / deviation`, with the natural logarithm.
 
     For labels above 0 that span powers of ten, such as prices, durations and sizes: an error of the head is then a factor,
-    not a difference. The predictions `exp(z * deviation + mean) - shift` are above `-shift`. Trained on `"mse"`, they tend
-    to the median of labels of skewed distributions, which lies below the mean.
+    not a difference. The predictions `exp(z * deviation + mean) - shift` are above `-shift`. Trained on `"mse"`, they
+    estimate the geometric mean of the labels, which lies below their mean.
 
     Args:
         shift: What is added to the labels before the logarithm; all labels must be above `-shift`. 1 for counts, whose
@@ -129,6 +137,11 @@ class Log(Standardize):
         self.shift = float(shift)
         self.above, self.valid = 0.0 - self.shift, 1.0 - self.shift
 
+    @property
+    def only_divides(self) -> bool:
+        """Never: logarithms are no parts of the labels."""
+        return False
+
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         return tf.math.log(labels + tf.constant(self.shift, labels.dtype))
 
@@ -140,12 +153,22 @@ class Log(Standardize):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
+class Linear(Standardize):
+    """What a `Rescaling` does, `z = (y - mean) / deviation` with numbers that need not be a mean and a deviation."""
+
+
+@keras.saving.register_keras_serializable(package="multihead")
 class ByLayer(Standardize):
     """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(0.0, 1.0)
         self.layer = layer
+
+    @property
+    def only_divides(self) -> bool:
+        """Not known: the layer may do anything."""
+        return False
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         given = tf.cast(labels, self.layer.compute_dtype or labels.dtype)
@@ -187,7 +210,7 @@ def get(scaling: object) -> Standardize | None:
         return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
     if isinstance(scaling, keras.layers.Rescaling) and np.all(np.asarray(scaling.scale) > 0):
         scale = np.asarray(scaling.scale, "float64")
-        return Standardize(-np.asarray(scaling.offset, "float64") / scale, 1 / scale)
+        return Linear(-np.asarray(scaling.offset, "float64") / scale, 1 / scale)
     if isinstance(scaling, keras.layers.Layer) and callable(getattr(scaling, "inverse", None)):
         return ByLayer(scaling)
     raise TypeError(

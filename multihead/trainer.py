@@ -39,7 +39,7 @@ from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, StepFunction
 from multihead._trainer.options import CompileOptions, check_compile, check_trainer, only_own_options
 from multihead._update.representation import call_encoder
-from multihead._update.scaling import check_known, scale_targets
+from multihead._update.scaling import check_known, scale_targets, warn_of_model
 from multihead._update.spec import Plan
 from multihead.balancing import Balancer
 from multihead.balancing._kinds import every
@@ -103,7 +103,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
         The encoder is the part of the model that at least two outputs depend on. The representation is every tensor that
         leaves the encoder: one tensor, or a dict by layer name. A head is the rest of the path to one output, and has its
-        key in a dict of outputs as name, otherwise Keras's output name. The model can still be used; it is trained as well.
+        key in a dict of outputs as name, otherwise Keras's output name. The model can still be used; it is trained as
+        well. With a `target_scaling`, it predicts scaled values; `to_keras` makes one that predicts in the targets' units.
 
         The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and `compile`
         without an optimizer creates one with the options of the model's, its `exclude_from_weight_decay` included. Other
@@ -134,6 +135,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         compiled = compiled_of(model, list(parts))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
         trainer = cls(encoder, heads, name=model.name)
+        trainer._name_of_model = Untracked(str(model.name))
         trainer._optimizer_of_model = Untracked(getattr(model, "optimizer", None))
         return trainer
 
@@ -329,6 +331,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         )
         if heads != self._setup.heads:
             self._set_heads(heads)
+            warn_of_model(self._name_of_model.value, heads)
         self._forget()
         super().compile(optimizer=optimizer, **options.of_keras())
         # The optimizer may have made updates before.

@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, decode_specs, encode_specs
 from multihead._formats.export import export_heads
+from multihead._formats.to_keras import keras_model
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
 from multihead._ground.layers import seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
 from multihead._update.scaling import check_known
+from multihead.heads._named import NamedHead
 from multihead.heads._reads import decode_reads
 
 
@@ -158,25 +160,54 @@ class SavedTrainer(keras.Model):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
+        exported = self._chosen(heads, "export")
+        export_heads(
+            filepath,
+            self.encoder,
+            exported,
+            None if self._shapes.specs is None else self._shapes.specs.inputs,
+            by_head=heads is None or len(exported) > 1,
+            preprocess=preprocess,
+            inputs=inputs,
+            generate=generate,
+            postprocess=postprocess,
+        )
+
+    def to_keras(self, heads: str | Sequence[str] | None = None) -> keras.Model:
+        """Makes a plain functional Keras model of the encoder and heads, which needs nothing of this library.
+
+        It shares all layers and weights with the trainer: what either learns, the other has learned. It predicts in the
+        targets' own units, since layers of Keras that undo a `target_scaling`, with the numbers that it has now, follow a
+        head's module. It is not compiled. Saved, it is loaded by `keras.models.load_model` without `multihead`, if the
+        layers of the encoder and the modules are Keras's or your own.
+
+        Args:
+            heads: The name of a head, or a list of names; None: all heads.
+
+        Returns:
+            A model with the encoder's inputs and, as outputs, a dict by head name; of one head given by its name, its output
+            alone, as tools for models with one output need it.
+
+        Raises:
+            ValueError: There is no such head, it is not built yet, its scaling is not learned yet or made of a layer of your
+                own, it generates its output (`teacher_forcing`), or a module cannot be part of a functional model.
+        """
+        chosen = self._chosen(heads, "to_keras")
+        specs = None if self._shapes.specs is None else self._shapes.specs.inputs
+        with self.distribute_strategy.scope():
+            return keras_model(self.encoder, chosen, specs, self.name, alone=isinstance(heads, str))
+
+    def _chosen(self, heads: str | Sequence[str] | None, method: str) -> list[NamedHead]:
+        """The heads that a method was given, built and with known scalings."""
         known = self._setup.all_names
         names: list[Given] = known if heads is None else [heads] if isinstance(heads, str) else list(heads)
         for name in names or [heads]:
             check_choice("heads", name, known)
             if name not in self._shapes.predictions:
                 raise ValueError(
-                    f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
-                    "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+                    f"`heads` must be built before `{method}`. Received: heads={name!r}, without data since it was added. "
+                    "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
                 )
-        exported = [self._setup.head(name) for name in names]
-        check_known(exported, "export")
-        export_heads(
-            filepath,
-            self.encoder,
-            exported,
-            None if self._shapes.specs is None else self._shapes.specs.inputs,
-            by_head=heads is None or len(names) > 1,
-            preprocess=preprocess,
-            inputs=inputs,
-            generate=generate,
-            postprocess=postprocess,
-        )
+        chosen = [self._setup.head(name) for name in names]
+        check_known(chosen, method)
+        return chosen

@@ -210,14 +210,17 @@ def with_logits(change: Callable[[tf.Tensor], tf.Tensor], predictions: Tensor) -
 
 def are_probabilities(predictions: Tensor) -> bool:
     """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
-    if getattr(predictions, "_keras_logits", None) is not None:
-        return True
-    if hasattr(predictions, "numpy"):
-        return False
-    operation = predictions.op
+    return getattr(predictions, "_keras_logits", None) is not None or last_operation(predictions) in ("Softmax", "Sigmoid")
+
+
+def last_operation(tensor: Tensor) -> str:
+    """The type of the operation that computed a tensor in a graph, however it was reshaped then; empty outside of graphs."""
+    if hasattr(tensor, "numpy"):
+        return ""
+    operation = tensor.op
     while operation.type in ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose"):
         operation = operation.inputs[0].op
-    return operation.type in ("Softmax", "Sigmoid")
+    return str(operation.type)
 
 
 def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:

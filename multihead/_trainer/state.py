@@ -87,6 +87,7 @@ class TrainerState(KerasHooks, keras.Model):
         # Of a `fit` that is running: the arrays of labels of its validation data, and what steps can rely on in these
         self._validation: Untracked[tuple[list[Nested], Plan]] = Untracked(([], Plan()))
         self._optimizer_of_model = Untracked(None)
+        self._name_of_model = Untracked("")  # of the model that `from_model` has made this trainer of
 
     @property
     def heads(self) -> Mapping[str, Head]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -51,6 +52,18 @@ def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[N
         )
     check_head_names("target_scaling", by_name, [head.name for head in heads])
     return tuple(head.with_scaling(by_name[head.name]) if head.name in by_name else head for head in heads)
+
+
+def warn_of_model(name: str, heads: Sequence[NamedHead]) -> None:
+    """Says that the model of a trainer made by `from_model`, if it has a name, no longer predicts in the targets' units."""
+    scaled = [head.name for head in heads if head.scaling is not None]
+    if name and scaled:
+        warnings.warn(
+            f"The model {name!r}, of which this trainer was made, now predicts scaled values of head {quoted(scaled)}; "
+            "`trainer.to_keras()` makes a Keras model on the same layers that predicts in the targets' units.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:

@@ -65,10 +65,12 @@ def compare(
             name, or a `tf.data.Dataset` of batches. Or a function of the seed that returns such a dict, for splits by seed
             and for data sets that shuffle; it is called for every run, after the seeds have been set.
         variants: By the name of the variant, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`,
-            `head_schedule`, ...) and `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of
-            `build`. `"build"` is a function in place of `build` whose trainer has the same heads, losses and metrics and,
-            for example, an encoder as large as the encoders that it replaces; single-task models are always those of
-            `build`. `"head_rates": "alone"` trains each head's own variables at the learning rate that was chosen for its
+            `head_schedule`, `target_scaling`, ...; so also a `diagnosis.suggestion`, and each of `diagnosis.parts`) and
+            `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. A head whose
+            targets are scaled otherwise than in `build` must be judged by a metric, which is in the targets' units, not by
+            its loss. `"build"` is a function in place of `build` whose trainer has the same heads, losses and metrics and,
+            for example, an encoder as large as the encoders that it replaces; single-task models are always of `build`.
+            `"head_rates": "alone"` trains each head's own variables at the learning rate that was chosen for its
             single-task model, so that only the encoder's rate is chosen: with SGD, heads on one encoder may need rates that
             differ by factors. Every run creates new balancers, weightings and so on from the configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
@@ -173,7 +175,8 @@ class _Steps:
         """Starts every variant that is new or has a `build`, so that errors come before the first run, and records it."""
         known = named(self._lines.lines, "variant")
         doubtful = [job for job in jobs if job.variant.name not in known or job.variant.build is not None]
-        starts = {job.variant.name: start for job, start in self._each(check_variant, doubtful)}
+        given = [(job, self._metrics) for job in doubtful]
+        starts = {job.variant.name: start for (job, _), start in self._each(check_variant, given)}
         for name, variant in self._variants.items():
             how = {**variant.settings, **({} if variant.build is None else {"start": starts[name]})}
             if name not in known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import keras
@@ -82,8 +82,17 @@ def _read_metrics(metrics: Given, heads: Mapping[str, Head], *, free: bool) -> d
     return found
 
 
-def check_variant(study: Study, job: Job) -> int:
+def check_variant(study: Study, given: tuple[Job, Mapping[str, Sequence[str]]]) -> int:
     """The digest of `start` of a variant, so that options that do not suit it are errors before the first run."""
+    job, metrics = given
+    by_loss = [] if study.measure is not None else [name for name, each in metrics.items() if each[0] == f"{name}_loss"]
+    rescaled = [name for name in job.variant.options.get("target_scaling") or {} if name in by_loss]
+    if rescaled:
+        raise ValueError(
+            f"`variants[{job.variant.name!r}]['target_scaling']` must be of heads that are judged in the units of their "
+            f"targets. Received: a scaling of head {quoted(rescaled)}, judged by its loss, which has other units then. Give "
+            f"the head a metric, such as 'mae', and pass `metrics={{{rescaled[0]!r}: '{rescaled[0]}_mae'}}`."
+        )
     if job.variant.build is None:
         return start(study, job)[2]
     argument = job.variant.build_argument
@@ -94,7 +103,7 @@ def check_variant(study: Study, job: Job) -> int:
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
     for name, head in one.heads.items():
-        judged, differs = _judged(head), _judged(other.heads[name])
+        judged, differs = (_judged(each, by_loss=name in by_loss) for each in (head, other.heads[name]))
         differ = [key for key in judged if judged[key] != differs[key]]
         if differ:
             shown = "; ".join(f"{key}: {each[key]}" for key in differ for each in (judged, differs))
@@ -112,11 +121,12 @@ def check_variant(study: Study, job: Job) -> int:
     return first
 
 
-def _judged(head: Head) -> dict[str, str]:
-    """What a head's metrics depend on, as text."""
+def _judged(head: Head, *, by_loss: bool) -> dict[str, str]:
+    """What a head's metrics depend on, as text; its scaling only if it is judged by its loss."""
+    scaled = scaling.get(head.target_scaling) if by_loss else None
     return {
         "loss": "None" if head.loss is None else losses.get(head.loss).name,
         "metrics": as_text([getattr(metric, "name", metric) for metric in head.metrics]),
-        "target_scaling": as_text(None if head.target_scaling is None else type(scaling.get(head.target_scaling))),
+        "target_scaling": as_text(None if scaled is None else type(scaled)),
         "ignore_label": as_text(head.ignore_label),
     }

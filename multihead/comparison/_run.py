@@ -67,8 +67,10 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
         trainer.add_head(name, **vars(replace(heads[name], learning_rate_multiplier=multiplier * rate / job.rate)))
     rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
     common = {"telemetry": None, **study.options}
-    trainer.compile(study.optimizer(rate), **copied(common))
+    scaled = {name: value for name, value in job.variant.options.items() if name == "target_scaling"}
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The model .* of which this trainer was made", UserWarning)
+        trainer.compile(study.optimizer(rate), **copied({**common, **scaled}))
         warnings.filterwarnings("ignore", "`epochs` must be above `initial_epoch`", UserWarning)
         given = {**arguments(parts[TRAIN], study.batch_size), "steps_per_epoch": 1 if is_endless(parts[TRAIN]) else None}
         # Without an epoch, `fit` builds the trainer, checks the data and learns `target_scaling` from one pass over them.

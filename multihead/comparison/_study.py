@@ -67,7 +67,8 @@ class Variant:
     @property
     def is_fixed(self) -> bool:
         """Whether it differs from the plain sum only in weights: no rule, and no model or heads' rates of its own."""
-        return self.build is None and not self.as_alone and all(self.options.get(name) is None for name in _RULES)
+        rules = (*_RULES, "target_scaling")
+        return self.build is None and not self.as_alone and all(self.options.get(name) is None for name in rules)
 
     @property
     def settings(self) -> Config:
@@ -140,8 +141,13 @@ def as_text(value: Given) -> str:
 
 def copied(options: Config) -> Config:
     """Options of `compile` with new objects, so that no run changes those of another or of the user."""
-    have = {name for name, value in options.items() if callable(getattr(type(value), "get_config", None))}
-    return {name: type(each).from_config(each.get_config()) if name in have else each for name, each in options.items()}
+    copies = {}
+    for name, value in options.items():
+        has_config = callable(getattr(type(value), "get_config", None))
+        copies[name] = type(value).from_config(value.get_config()) if has_config else value
+        if isinstance(value, Mapping):
+            copies[name] = copied(dict(value))
+    return copies
 
 
 # What `compare` is given
@@ -172,7 +178,7 @@ def checked(study: Study) -> Study:
             f"Received: budget={budget!r}. {hint}"
         )
     ((unit, number),) = budget.items()
-    options = _read_options("options", study.options or {}, (), _OF_JOINT_TRAINING)
+    options = _read_options("options", study.options or {}, (), (*_OF_JOINT_TRAINING, "target_scaling"))
     check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
     return replace(
         study,
@@ -241,13 +247,13 @@ def _check_build(argument: str, build: Given) -> None:
 
 def _read_options(argument: str, options: Config, others: Sequence[str], without: Sequence[str]) -> Config:
     """Options of `compile`: those that are not in `without`; the same dict may also have `others`."""
-    excluded = ("self", "optimizer", "target_scaling", *without)
+    excluded = ("self", "optimizer", *without)
     known = [name for name in inspect.signature(MultiHeadTrainer.compile).parameters if name not in excluded]
     unknown = [name for name in options if name not in known]
     if unknown:
         otherwise = (
             "What is the same for all variants is an argument of `compare` or belongs in its `options`, what concerns joint "
-            "training in `variants`, and `target_scaling` in `add_head`."
+            "training in `variants`; a `target_scaling` for all belongs in `add_head`."
         )
         raise ValueError(
             f"`{argument}` must have only these options of `compile`: {quoted([*others, *known])}. "

@@ -6,16 +6,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import keras
 import numpy as np
 
 from multihead._display.drawing import as_text, bars, heat_map, new_figure
 from multihead._ground.types import Config, Figure
+from multihead.diagnosis._reached import HeadLabels
 from multihead.diagnosis._statistics import Cosines, as_json, interval
+from multihead.diagnosis._text import lines_of, weights_in_words
 
 __all__ = ["Diagnosis", "Finding"]
 
 LEVELS = ("representation", "parameters")
+FEW_IN_COMMON = 0.3
+"""The part of the rows with a label of either head that have both, below which cosines say nothing."""
 
 
 class Finding(str):
@@ -49,7 +52,8 @@ class Diagnosis:
         labelled: `[heads]`: the fraction of elements that have a label, padding left out.
         label_means: `[heads]`: the mean of the labels, as the loss sees them, of heads that predict numbers; otherwise NaN.
         label_deviations: `[heads]`: their standard deviation; otherwise NaN.
-        scalable: For each head, whether it can have a `target_scaling`.
+        labels: For each head, what its labels ask of it: among others the number `unreachable` of those that its module
+            cannot predict, of `number`, and the `scaling` that fits labels, loss and module, or None.
         reads: For each head, whether it reads each floating-point tensor of the representation.
         norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
         spreads: By level, the cosines of `g_i` and `g_j`, `[heads, heads]`: over batches, their `mean`, standard
@@ -64,11 +68,14 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row.
+        overlaps: `[heads, heads]`: of the rows with a label of either head, the part with labels of both.
         finite: `[heads]`: whether all losses and gradients were finite.
         findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
-            `NormFloor()`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
-            is neither; the findings also say what `compile` cannot repair.
+            `"NormFloor"`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
+            is neither; the findings also say what `compile` cannot repair. `parts` has each by itself.
+        equal_weights: By head name, the `weight` with which the measured norms would be equal; empty if fewer than two heads
+            have one.
     """
 
     heads: tuple[str, ...]
@@ -80,7 +87,7 @@ class Diagnosis:
     labelled: np.ndarray
     label_means: np.ndarray
     label_deviations: np.ndarray
-    scalable: np.ndarray
+    labels: tuple[HeadLabels, ...]
     reads: tuple[tuple[bool, ...], ...]
     norms: dict[str, np.ndarray]
     spreads: dict[str, Cosines]
@@ -92,9 +99,11 @@ class Diagnosis:
     update_norm: float
     clipped: float
     predicted: np.ndarray
+    overlaps: np.ndarray
     finite: np.ndarray
     findings: tuple[Finding, ...] = ()
     suggestion: Config = field(default_factory=dict)
+    equal_weights: dict[str, float] = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, np.ndarray]:
@@ -112,9 +121,21 @@ class Diagnosis:
         """By level, `[heads, heads]`: the fraction of batches in which the cosine is negative, from `spreads`."""
         return {level: spread.negative for level, spread in self.spreads.items()}
 
+    @property
+    def parts(self) -> dict[str, Config]:
+        """The parts of the `suggestion`, each as keyword arguments for `compile`: variants of `multihead.compare`."""
+        belongs = {"balance_at": "balancer"}
+        names = [name for name in self.suggestion if name not in belongs]
+        return {name: {n: v for n, v in self.suggestion.items() if belongs.get(n, n) == name} for name in names}
+
     def __str__(self) -> str:
         tables = [as_text(title, columns, rows) for title, columns, rows in self.tables()]
-        return "\n\n".join(["\n".join(f"- {finding}" for finding in self.findings), *tables])
+        sections = ["\n".join(f"- {finding}" for finding in self.findings)]
+        if self.suggestion:
+            sections.append("\n".join(["Suggestion", *lines_of(self.parts, self.suggestion)]))
+        if self.equal_weights:
+            tables.append(weights_in_words(self.equal_weights, list(self.suggestion.get("target_scaling", ()))))
+        return "\n\n".join([*sections, *tables])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Title, columns and rows of the tables that `print` shows; each fits a terminal of 80 columns."""
@@ -136,6 +157,8 @@ class Diagnosis:
             for i, j in pairs:
                 spreads = [[values[i, j] for values in self.spreads[level]] for level in LEVELS]
                 cells = [interval((mean, low, high), "+.2f") for mean, _, low, high, _ in spreads]
+                if self.overlaps[i, j] < FEW_IN_COMMON:
+                    cells = [f"{self.overlaps[i, j]:.0%} of rows in common"] * 2
                 rows.append([f"{self.heads[i]} and {self.heads[j]}", *cells])
             found.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
         return found
@@ -163,6 +186,5 @@ class Diagnosis:
         measured = {**vars(self), "shares": self.shares, "cosines": self.cosines, "conflicts": self.conflicts}
         plain = {name: as_json(value) for name, value in measured.items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
-        serialize = keras.saving.serialize_keras_object
-        suggested = {name: serialize(value) for name, value in self.suggestion.items()}
+        suggested = {name: as_json(value) for name, value in self.suggestion.items()}
         return {**plain, "findings": found, "suggestion": suggested}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads._named import NamedHead
-from multihead.heads._value import why_not_scaled
-from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, with_columns, with_inner
+from multihead.losses._known import CLASSES, aligned, with_columns, with_inner
 
 _QUANTILES = np.linspace(0.025, 0.975, 39)
 _SHIFTS, _POWERS = np.linspace(-3.0, 3.0, 61), np.linspace(0.05, 1.5, 30)
@@ -18,45 +18,64 @@ _SHIFTS, _POWERS = np.linspace(-3.0, 3.0, 61), np.linspace(0.05, 1.5, 30)
 _MAX_NUMBERS = 2**22
 
 
-def constant_predictions(
-    head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray
-) -> tuple[float, float, float, bool]:
-    """Evaluates a head's own loss on constant predictions, in the range of its `predicted`; see `Diagnosis`.
+class LabelRows(NamedTuple):
+    """The labels of a head in all batches.
 
-    Returns:
-        The mean loss of the best constant prediction that was found, with class weights and sample weights, NaN if none
-        gives a finite loss; the mean and the standard deviation of the labels, NaN unless they are numbers without bounds;
-        and whether a `target_scaling` fits the loss and the predictions.
+    Attributes:
+        batches: The labels of batches, as the loss takes them.
+        counts: `[classes]`: the weights of class numbers; None if the labels are no class numbers.
+        values: `[rows, columns]` labels, and their weights; None if they are class numbers.
+        weights: As `values`; a column without labels has ones.
     """
-    present = [each for each in labels if each is not None and bool(tf.reduce_any(each.weights > 0))]
+
+    batches: list[Labels]
+    counts: np.ndarray | None
+    values: np.ndarray | None
+    weights: np.ndarray | None
+
+    @property
+    def present(self) -> np.ndarray:
+        """`[rows, columns]`: the labels that count, NaN for others."""
+        return np.where(np.asarray(self.weights) > 0, self.values, np.nan)
+
+
+def label_rows(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | None]) -> LabelRows | None:
+    """The labels of a head, merged where its loss allows it; None without any, or without a known number of columns."""
+    found = [each for each in labels if each is not None and bool(tf.reduce_any(each.weights > 0))]
     shape = with_columns(spec.shape)
-    if not present or shape[-1] is None:
-        return np.nan, np.nan, np.nan, False
-    present = present if head.loss.couples_rows else _merged(present)
-    mean = deviation = np.nan
-    over, targets = head.loss.over, present[0].targets
+    if not found or shape[-1] is None:
+        return None
+    found = found if head.loss.couples_rows else _merged(found)
+    over, targets = head.loss.over, found[0].targets
     are_classes = over == CLASSES
     if over is None and targets.dtype.is_integer and shape[-1] > 1:
         are_classes = targets.shape.rank in (shape.rank - 1, shape.rank) and targets.shape[-1] != shape[-1]
-    if are_classes:
-        counts = np.full(shape[-1], 1e-9)
-        for each in present:
-            numbers, of_numbers = each.targets.numpy().ravel(), each.weights.numpy().ravel()
-            if len(numbers) == len(of_numbers):
-                counts += np.bincount(numbers.astype("int64"), of_numbers, minlength=shape[-1])[: shape[-1]]
-        constants = [counts / counts.sum()]
+    if not are_classes:
+        return LabelRows(found, None, *_numbers(head, shape, found))
+    counts = np.full(shape[-1], 1e-9)
+    for each in found:
+        numbers, of_numbers = each.targets.numpy().ravel(), each.weights.numpy().ravel()
+        if len(numbers) == len(of_numbers):
+            counts += np.bincount(numbers.astype("int64"), of_numbers, minlength=shape[-1])[: shape[-1]]
+    return LabelRows(found, counts, None, None)
+
+
+def constant_loss(head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None, predicted: np.ndarray) -> float:
+    """The mean loss of the best constant prediction that was found, with class weights and sample weights.
+
+    The loss is the head's own, and the constants lie in the range of what it has `predicted`. NaN if none is finite.
+    """
+    if labels is None:
+        return float("nan")
+    if labels.counts is not None:
+        constants = [labels.counts / labels.counts.sum()]
     else:
-        values, weights = _label_rows(head, shape, present)
-        some = np.where(weights > 0, values, np.nan)
-        constants = [np.average(values, axis=0, weights=weights), *np.nanquantile(some, _QUANTILES, axis=0)]
-        known: Known | None = head.loss.known
-        if known is None or (known.over == ELEMENTS and known.low is None and known.high is None):
-            some = some[:, ~np.isnan(some).all(axis=0)]
-            mean, deviation = float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
+        mean = np.average(labels.values, axis=0, weights=labels.weights)
+        constants = [mean, *np.nanquantile(labels.present, _QUANTILES, axis=0)]
     low, high, smallest, largest = predicted
     if all(((each >= 0) & (each <= 1)).all() for each in constants):
         share = np.clip(constants[0], 1e-6, 1 - 1e-6)
-        is_large = sum(each.weights.shape.num_elements() for each in present) * len(share) > _MAX_NUMBERS
+        is_large = sum(each.weights.shape.num_elements() for each in labels.batches) * len(share) > _MAX_NUMBERS
         logits = [np.log(share / (1 - share)) + shift for shift in ([0.0] if is_large else _SHIFTS)]
         powers = [power * np.log(share) for power in ([1.0] if is_large else _POWERS)] if len(share) > 1 else []
         if not (low >= 0 and high <= 1):
@@ -65,10 +84,7 @@ def constant_predictions(
             constants = [np.exp(each) / np.exp(each).sum() for each in powers]
         else:
             constants = [1 / (1 + np.exp(-each)) for each in logits]
-    columns = aligned(targets, shape, over).shape[-1]
-    is_scalable = bool(np.isfinite(mean)) and columns == shape[-1]
-    is_scalable &= why_not_scaled(head.loss, head.label_spec.class_weight) is None
-    return min(_losses(head, spec, present, constants), default=np.nan), mean, deviation, is_scalable
+    return min(losses_of(head, spec, labels.batches, constants), default=float("nan"))
 
 
 def _merged(labels: Sequence[Labels]) -> list[Labels]:
@@ -79,7 +95,7 @@ def _merged(labels: Sequence[Labels]) -> list[Labels]:
     return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
 
 
-def _label_rows(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
     """`[rows, columns]` each: all labels, and their weights."""
     rows, of_rows = [], []
     for each in labels:
@@ -93,7 +109,7 @@ def _label_rows(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]
     return values, np.where(empty, 1.0, weights)
 
 
-def _losses(
+def losses_of(
     head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], constants: Sequence[np.ndarray]
 ) -> Iterator[float]:
     """The head's mean losses if it predicts constants, `[columns]`, everywhere; those that are finite."""

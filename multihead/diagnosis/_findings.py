@@ -1,4 +1,4 @@
-"""The interpretation of the measurements, in sentences for people who only want to train, and what `compile` should get."""
+"""The interpretation of the measurements, in sentences for people who only want to train."""
 
 from __future__ import annotations
 
@@ -7,60 +7,43 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from multihead import balancing
 from multihead._display.drawing import plain
-from multihead._ground.layers import ends_in_scaling
-from multihead._ground.types import Config
 from multihead._ground.validation import quoted
 from multihead._update.labels import read_different_tensors
 from multihead._update.spec import UpdateSpec
-from multihead.diagnosis import Diagnosis, Finding
+from multihead.diagnosis import FEW_IN_COMMON, Diagnosis, Finding
+from multihead.diagnosis._suggestion import FLOOR, comparable, in_raw_units, level_of, scaled, starved
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
-_FLOOR = balancing.NormFloor().floor
-"""The part of the largest gradient below which `NormFloor()` scales a gradient up."""
-_FEW, _MUCH_CLIPPED, _DEAD, _RAW = 0.1, 0.5, 1e-7, 10.0
-"""Labels with a deviation above the last one, or below one divided by it, are in raw units."""
+_FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
 _HAS_LEARNED, _STILL_MOVING = 0.5, -0.1
 """The fraction of a constant's loss that a head has removed: it has learned; its outputs are far from the labels' mean."""
 _OPPOSED, _OPPOSED_IN_LAYER, _STRONGLY_OPPOSED, _LARGE_ENOUGH = -0.1, -0.3, -0.4, 0.05
-_NOTES = ("unclear", "different tensors")
+_NOTES = ("unclear", "few common rows", "different tensors")
 """Kinds about the limits of the measurements; alone they do not mean that anything is wrong."""
 _ORDER = (
-    "not finite", "no probabilities", "no weight", "few labels", "frozen encoder", "unreached", "zero gradient",
-    "dead encoder", "units", "scale", "left behind", "conflict", "conflict in one layer", "clipping", *_NOTES,
+    "not finite", "no probabilities", "out of reach", "no weight", "few labels", "frozen encoder", "unreached",
+    "zero gradient", "dead encoder", "units", "scale", "left behind", "conflict", "conflict in one layer", "clipping",
+    *_NOTES,
 )  # fmt: skip
 
 
 def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
     """All findings about a diagnosis, the most serious first; a finding of its own if there are no others."""
-    rules = (_labels_and_loss, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping_and_tensors)
+    rules = (_labels_and_loss, _reach, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping_and_tensors)
     findings = [finding for rule in rules for finding in rule(found, spec)]
     findings = sorted(findings, key=lambda finding: _ORDER.index(finding.kind))
     if any(each.kind not in _NOTES for each in findings):
         return tuple(findings)
-    if len(_comparable(found)) < 2:
+    if len(comparable(found)) < 2:
         sentence = "There is nothing to compare: fewer than two heads have an encoder gradient."
         return (Finding(sentence, "nothing to compare"), *findings)
     sentence = (
-        f"No head's gradient is below {_FLOOR:.0%} of the largest, and no conflict shows, as it can between heads that have "
+        f"No head's gradient is below {FLOOR:.0%} of the largest, and no conflict shows, as it can between heads that have "
         "learned something and are not done. Here the plain sum is enough: `NormFloor()` would act only if a gradient "
         "falls below that later."
     )
     return (Finding(sentence, "healthy", found.heads), *findings)
-
-
-def suggest(found: Diagnosis, spec: UpdateSpec) -> Config:
-    """Keyword arguments for `compile`; no balancer where methods are configured that it would replace."""
-    suggestion: Config = {}
-    scaled = [found.heads[k] for k, is_to_scale in _in_raw_units(found, spec).items() if is_to_scale]
-    if scaled:
-        suggestion["target_scaling"] = dict.fromkeys(scaled, "standardize")
-    if _starved(found) and spec.weighting is None and spec.balancer is None:
-        suggestion["balancer"] = balancing.NormFloor()
-        if _level_of(found) == "parameters":
-            suggestion["balance_at"] = "parameters"
-    return suggestion
 
 
 def _labels_and_loss(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
@@ -130,55 +113,71 @@ def _encoder(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "dead encoder")
 
 
-def _in_raw_units(found: Diagnosis, spec: UpdateSpec) -> dict[int, bool]:
-    """The heads that predict numbers far from mean 0 and deviation 1, and whether a `target_scaling` is to change that."""
-    means, deviations = np.abs(found.label_means), found.label_deviations
-    is_raw = (deviations > _RAW) | ((deviations > 0) & (deviations < 1 / _RAW)) | (means > 5 * np.maximum(deviations, 1.0))
-    raw = [k for k, head in enumerate(spec.network.heads) if is_raw[k] and not ends_in_scaling(head.module)]
-    return {k: bool(found.scalable[k]) and found.progress[k] in ("untrained", "unknown") for k in raw}
+def _reach(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Labels that a module cannot predict, whatever it learns."""
+    suggested = scaled(found, spec)
+    for k, (head, labels) in enumerate(zip(found.heads, found.labels)):
+        if not labels.unreachable or labels.reach is None:
+            continue
+        part = f"{labels.unreachable:,} of {labels.number:,}"
+        own = "scaled labels" if spec.network.heads[k].scaling is not None else "labels"
+        if labels.reach.sums_to_one:
+            sentence = (
+                f"{part} rows of {own} of {head!r} do not add up to 1, but its module predicts {labels.reach}, as after a "
+                "softmax. For several labels at once, or a single column, end the module with a sigmoid."
+            )
+        else:
+            remedy = "End the module without the activation that limits it, or correct the labels."
+            if k in suggested:
+                remedy = (
+                    "End the module without the activation that limits it, or divide the labels: "
+                    f"`trainer.compile(optimizer, **diagnosis.suggestion)` sets `target_scaling={suggested[k]!r}`."
+                )
+            low, high = (plain(end) for end in labels.ends)
+            sentence = (
+                f"{part} {own} of {head!r} are out of reach: they lie between {low} and {high}, and its module predicts "
+                f"{labels.reach}, whatever it learns. {remedy}"
+            )
+        yield Finding(sentence, "out of reach", [head])
 
 
 def _units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
-    for k, is_to_scale in _in_raw_units(found, spec).items():
-        head, mean, deviation = found.heads[k], plain(found.label_means[k]), plain(found.label_deviations[k])
+    suggested = scaled(found, spec)
+    for k in in_raw_units(found, spec):
+        head, labels = found.heads[k], found.labels[k]
         advice = (
-            "`suggestion` leaves them: the head has learned already, or no `target_scaling` fits its loss. For a new run, "
-            "pass one to `add_head`, end the module in a `keras.layers.Rescaling`, or scale the labels yourself."
+            "`suggestion` leaves them: the head has learned already, or no `target_scaling` fits its loss, its labels and "
+            "its module. For a new run, end the module in a `keras.layers.Rescaling`, or scale the labels yourself."
         )
-        if is_to_scale:
+        if k in suggested:
+            others = (
+                f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its `weight`."
+            )
             advice = (
                 "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
-                f"`target_scaling='standardize'` for {head!r}, as `add_head` can ('log' if labels are above 0 and span "
-                "powers of ten). Predictions and metrics stay in their units."
+                f"`target_scaling={suggested[k]!r}` for {head!r}, as `add_head` can. Predictions and metrics stay in their "
+                f"units.{' ' + labels.why if labels.why else ''}{others if _leads(found, k) else ''}"
             )
+        elif labels.why:
+            advice = f"{advice} {labels.why}"
         sentence = (
-            f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. A head starts near 0 and needs "
-            f"very many updates to get there; weights and balancers cannot do that for it. {advice}"
+            f"The labels of {head!r} have mean {plain(found.label_means[k])} and standard deviation "
+            f"{plain(found.label_deviations[k])}. A head starts near 0 and needs very many updates to get there; weights "
+            f"and balancers cannot do that for it. {advice}"
         )
         yield Finding(sentence, "units", [head])
 
 
-def _level_of(found: Diagnosis) -> str:
-    """The level at which the heads' norms can be compared."""
-    return "parameters" if max((len(leaves) for leaves in found.reads), default=1) > 1 else "representation"
-
-
-def _comparable(found: Diagnosis) -> np.ndarray:
-    """The positions of heads whose gradients can be compared: finite ones that reach the encoder."""
-    norms = found.norms[_level_of(found)]
-    return np.flatnonzero(np.isfinite(norms) & (norms > 0) & (found.norms["parameters"] > 0) & found.finite)
-
-
-def _starved(found: Diagnosis) -> list[int]:
-    """The heads whose gradients `NormFloor()` would scale up."""
-    usable, norms = _comparable(found), found.norms[_level_of(found)]
-    return [int(k) for k in usable if norms[k] < _FLOOR * norms[usable].max()]
+def _leads(found: Diagnosis, k: int) -> bool:
+    """Whether a head has the largest gradient of several, and some of the others small ones beside it."""
+    usable, norms = comparable(found), found.norms[level_of(found)]
+    return bool(starved(found)) and k in usable and norms[k] == norms[usable].max()
 
 
 def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads whose gradients are too small beside the largest one."""
-    heads, level, small, usable = found.heads, _level_of(found), _starved(found), _comparable(found)
+    heads, level, small, usable = found.heads, level_of(found), starved(found), comparable(found)
     if not small:
         return
     norms = found.norms[level]
@@ -189,14 +188,14 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         advice = f"{configured} is configured already; watch whether it brings these heads together."
     else:
         # The law in the docstring of `NormFloor`: of orthogonal gradients, a head's speed is its part of the combined norm.
-        raised = np.maximum(norms[usable], _FLOOR * norms[leader])
+        raised = np.maximum(norms[usable], FLOOR * norms[leader])
         before, after = (norms[leader] / np.linalg.norm(each) for each in (norms[usable], raised))
         wished = {heads[k]: float(plain(found.weights[k])) for k in small if found.weights[k] < 1}
         kept = f" If the weight of {quoted(wished)} was meant, add `preference={wished}`." if wished else ""
         advice = (
             "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `NormFloor()`, which scales "
-            f"smaller gradients up to {_FLOOR:.0%} of the largest. By these norms, each of them then moves at "
-            f"{_FLOOR * after:.0%} of its speed alone, and {heads[leader]!r} at {after:.0%} instead of {before:.0%}. If a "
+            f"smaller gradients up to {FLOOR:.0%} of the largest. By these norms, each of them then moves at "
+            f"{FLOOR * after:.0%} of its speed alone, and {heads[leader]!r} at {after:.0%} instead of {before:.0%}. If a "
             f"small head should gain more, raise the floor, up to `NormFloor(1.0)`.{kept} Compare each head with the plain "
             "sum on held-out data."
         )
@@ -211,12 +210,12 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def _left_behind(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that have learned nothing while others have, although their gradients are large enough."""
-    heads, small = found.heads, _starved(found)
+    heads, small = found.heads, starved(found)
     removed = 1 - found.losses / np.where(found.constant_losses > 0, found.constant_losses, np.nan)
     if not (removed > _HAS_LEARNED).any():
         return
     best = int(np.nanargmax(removed))
-    for k in _comparable(found):
+    for k in comparable(found):
         if found.progress[k] != "untrained" or k in small or not removed[k] > _STILL_MOVING or found.labelled[k] < _FEW:
             continue
         sentence = (
@@ -237,7 +236,7 @@ def _pairs(found: Diagnosis) -> Iterator[tuple[int, int, bool]]:
     """
     tells = [progress in ("learning", "unknown") for progress in found.progress] & found.has_signal
     for i, j in itertools.combinations(range(len(found.heads)), 2):
-        if np.isfinite(found.spreads["parameters"].mean[i, j]):
+        if np.isfinite(found.spreads["parameters"].mean[i, j]) and not found.overlaps[i, j] < FEW_IN_COMMON:
             yield i, j, bool(tells[i] and tells[j])
 
 
@@ -285,13 +284,27 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 
 def _clipping_and_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Clipping that takes most of the gradient away; heads that read different tensors of the representation."""
+    """Clipping that takes most of the gradient away; heads that share few labelled rows, or no tensor that they read."""
     if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
         sentence = (
             f"On average, clipping reduces the gradient norm of {plain(found.update_norm)} to {found.clipped:.2g} of its "
             "size, which leaves little of small gradients. Bring the heads to similar norms first, or raise the limit."
         )
         yield Finding(sentence, "clipping")
+    few = [pair for pair in itertools.combinations(range(len(found.heads)), 2) if found.overlaps[pair] < FEW_IN_COMMON]
+    if few:
+        parts = [f"{found.heads[i]!r} and {found.heads[j]!r} ({found.overlaps[i, j]:.0%})" for i, j in few]
+        concerned = sorted({k for pair in few for k in pair})
+        disjoint = (
+            " Where no row has labels of both, gradients at the representation are orthogonal by construction: a balancer "
+            "there cannot see how these heads affect each other; with `balance_at='parameters'` it compares other rows."
+        )
+        sentence = (
+            f"Few rows have labels of both heads: {'; '.join(parts)}. Below {FEW_IN_COMMON:.0%}, cosines of gradients are "
+            "mostly noise (arXiv:2604.07848), so no conflict is stated between these heads."
+            f"{disjoint if any(found.overlaps[pair] == 0 for pair in few) else ''}"
+        )
+        yield Finding(sentence, "few common rows", [found.heads[k] for k in concerned])
     heads, apart = found.heads, read_different_tensors(spec.predictions)
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from multihead._data.batch import Batch, batch_size
-from multihead._ground.calls import graph_function
+from multihead._ground.calls import graph_function, last_operation
 from multihead._ground.keras import tensor_variable
 from multihead._ground.layers import owner_names
 from multihead._ground.tensors import gramian, norm_of_present
@@ -20,9 +20,11 @@ from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
-from multihead.diagnosis._constant import constant_predictions
-from multihead.diagnosis._findings import find, suggest
+from multihead.diagnosis._constant import constant_loss, label_rows
+from multihead.diagnosis._findings import find
+from multihead.diagnosis._reached import judge
 from multihead.diagnosis._statistics import cosines_of, root_mean_squares, signal_of
+from multihead.diagnosis._suggestion import equal_weights, suggest
 from multihead.losses._known import with_columns
 
 _LEARNED, _ALMOST_ALL = 0.05, 0.95
@@ -40,6 +42,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
         head.checks_range = False  # predictions that are no probabilities are a finding
     network = replace(spec.network, heads=tuple(heads))
     alone = replace(spec, network=network)
+    operations: dict[str, str] = {}  # by head: the last operation in the graph of its predictions, where there is a graph
 
     def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
@@ -58,7 +61,8 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
             "layers": _by_layer(rows, layers, len(heads)),
-            "ranges": _ranges(network, batch, labels),
+            "ranges": _ranges(network, batch, labels, operations),
+            "rows": tf.stack([_labelled_rows(each, batch_size(batch.inputs)) for each in labels]),
             "before": norm_of_present(gradients),
             "after": norm_of_present(gradients if spec.clip is None else spec.clip(gradients)),
         }
@@ -72,10 +76,15 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
         by_batch.append({name: value.numpy() for name, value in measured.items()})
         labels.append(of_batch)
         sums = [a + b for a, b in zip(sums, rows)] if sums else rows
+    common = sum(np.asarray(each["rows"], float) @ np.asarray(each.pop("rows"), float).T for each in by_batch)
     raw = {name: np.array([each[name] for each in by_batch]) for name in by_batch[0]}
     of_sums = _by_layer(sums, layers, len(heads)).numpy().sum(axis=0)
-    found = _measurements(spec, names, raw, of_sums, list(zip(*labels)))
-    return replace(found, findings=find(found, spec), suggestion=suggest(found, spec))
+    found = _measurements(spec, names, raw, of_sums, list(zip(*labels)), operations)
+    with np.errstate(all="ignore"):
+        either = np.add.outer(np.diag(common), np.diag(common)) - common
+        found = replace(found, overlaps=common / either)
+    findings, suggestion, weights = find(found, spec), suggest(found, spec), equal_weights(found)
+    return replace(found, findings=findings, suggestion=suggestion, equal_weights=weights)
 
 
 def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_heads: int) -> tf.Tensor:
@@ -97,15 +106,28 @@ def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
     return tf.math.divide_no_nan(tf.reduce_sum(present), tf.maximum(tf.reduce_sum(elements), num_rows))
 
 
-def _ranges(network: Network, batch: Batch, labels: Sequence[Labels | None]) -> tf.Tensor:
-    """`[heads, 4]`: the smallest and the largest prediction of a batch, and sum of a row of them; NaN without labels."""
+def _labelled_rows(labels: Labels | None, size: tf.Tensor) -> tf.Tensor:
+    """`[batch]`: which rows of a batch have a label."""
+    if labels is None:
+        return tf.zeros([size], tf.bool)
+    return tf.reduce_any(labels.weights > 0, axis=list(range(1, labels.weights.shape.rank)))
+
+
+def _ranges(network: Network, batch: Batch, labels: Sequence[Labels | None], operations: dict[str, str]) -> tf.Tensor:
+    """`[heads, 5]` of a batch: the smallest and the largest prediction, and sum of a row of them; the part that is 0.
+
+    NaN without labels. Notes the last operation of each head's predictions.
+    """
     representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
-    found = [tf.fill([4], float("nan")) for _ in network.heads]
+    found = [tf.fill([5], float("nan")) for _ in network.heads]
     for k, (head, of_head) in enumerate(zip(network.heads, labels)):
         if of_head is not None:
-            predictions = tf.cast(head.predict(representation, of_head.targets, training=False), tf.float32)
+            result = head.predict(representation, of_head.targets, training=False)
+            operations[head.name] = last_operation(result)
+            predictions = tf.cast(result, tf.float32)
             both = predictions, tf.reduce_sum(predictions, axis=-1)
-            found[k] = tf.stack([extreme(values) for values in both for extreme in (tf.reduce_min, tf.reduce_max)])
+            extremes = [extreme(values) for values in both for extreme in (tf.reduce_min, tf.reduce_max)]
+            found[k] = tf.stack([*extremes, tf.reduce_mean(tf.cast(predictions == 0, tf.float32))])
     return tf.stack(found)
 
 
@@ -115,6 +137,7 @@ def _measurements(
     raw: dict[str, np.ndarray],
     of_sums: np.ndarray,
     labels: Sequence[Sequence[Labels | None]],
+    operations: Mapping[str, str],
 ) -> Diagnosis:
     """The statistics of raw measurements by batch; `of_sums` has inner products of sums of gradients over batches."""
     counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
@@ -122,9 +145,13 @@ def _measurements(
     by_layer = {name: raw["layers"][:, i] for i, name in enumerate(names)}
     low, high = np.fmin.reduce(raw["ranges"], axis=0), np.fmax.reduce(raw["ranges"], axis=0)
     predicted = np.stack([low[:, 0], high[:, 1], low[:, 2], high[:, 3]], axis=1)
-    heads = zip(spec.network.heads, spec.predictions, labels, predicted)
-    constants = [constant_predictions(head, each.spec, *of_head) for head, each, *of_head in heads]
-    constant_losses, label_means, label_deviations, scalable = (np.array(each) for each in zip(*constants))
+    zeros = np.nan_to_num(raw["ranges"][:, :, 4]).mean(axis=0)
+    constants, judged = [], []
+    for k, (head, of_head) in enumerate(zip(spec.network.heads, labels)):
+        rows = label_rows(head, spec.predictions[k].spec, of_head)
+        constants.append(constant_loss(head, spec.predictions[k].spec, rows, predicted[k]))
+        judged.append(judge(head, spec.predictions[k].spec, rows, predicted[k], zeros[k], operations.get(head.name)))
+    constant_losses = np.array(constants)
     with np.errstate(all="ignore"):
         losses = raw["losses"].sum(axis=0) / counts.sum(axis=0)
         weights = np.where(trained, raw["weights"], 0).sum(axis=0) / trained.sum(axis=0)
@@ -145,9 +172,9 @@ def _measurements(
         progress=tuple(progress.tolist()),
         weights=weights,
         labelled=(raw["labelled"] * raw["examples"][:, None]).sum(axis=0) / max(raw["examples"].sum(), 1),
-        label_means=label_means,
-        label_deviations=label_deviations,
-        scalable=scalable,
+        label_means=np.array([each.mean for each in judged]),
+        label_deviations=np.array([each.deviation for each in judged]),
+        labels=tuple(judged),
         reads=tuple(tuple(each.leaves) for each in spec.predictions),
         norms={level: root_mean_squares(products, trained) for level, products in gramians.items()},
         spreads={level: cosines_of(products) for level, products in gramians.items()},
@@ -159,5 +186,6 @@ def _measurements(
         update_norm=float(raw["before"].mean()),
         clipped=float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan"),
         predicted=predicted,
+        overlaps=np.ones([len(predicted)] * 2),
         finite=np.isfinite([raw["losses"], *squares]).all(axis=(0, 1)),
     )

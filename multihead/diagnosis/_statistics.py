@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.types import Given
+from multihead.scaling import Standardize
 
 
 class Cosines(NamedTuple):
@@ -90,6 +92,8 @@ def interval(found: Sequence[float], form: str) -> str:
 
 def as_json(value: Given) -> Given:
     """A value as JSON takes it: lists, dicts, numbers and strings; non-finite numbers are None."""
+    if isinstance(value, Standardize):
+        return keras.saving.serialize_keras_object(value)
     if hasattr(value, "_asdict"):
         verdict = {"verdict": value.verdict} if hasattr(value, "verdict") else {}
         return {**as_json(value._asdict()), **verdict}

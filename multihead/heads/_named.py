@@ -26,7 +26,8 @@ from multihead.heads._labels import (
 )
 from multihead.heads._metrics import HeadMetric, metric_of, resolve_metric
 from multihead.heads._reads import encode_reads, select
-from multihead.heads._value import Head, Weight, check_scaling, weight_at
+from multihead.heads._scaled import check_scaling
+from multihead.heads._value import Head, Weight, weight_at
 from multihead.losses._elements import no_loss
 from multihead.losses._known import CLASSES, aligned, with_checked_range, with_columns
 from multihead.scaling import TargetScaling
@@ -57,7 +58,7 @@ class NamedHead:
         self.learning_rate_multiplier = value.learning_rate_multiplier
         self.weight_decay_multiplier = value.weight_decay_multiplier
         self.weight_variable: Variable = None  # holds the weight from when the head has a trainer, unless it is a function
-        scaling = check_scaling(name, value.target_scaling, self.loss, value.class_weight)
+        scaling = check_scaling(name, value.target_scaling, self.loss, value.class_weight, self.module)
         self.scaling = None if scaling is None else TargetScaling(name, scaling)
         ignored = tuple(label for label in (value.ignore_label, self.loss.ignore_label) if label is not None)
         above, rules = None if scaling is None else scaling.above, getattr(value.module, "target_problems", None)
@@ -76,7 +77,7 @@ class NamedHead:
 
     def with_scaling(self, target_scaling: object) -> NamedHead:
         """The same head, with its module and metrics, and with another scaling of its targets unless it has this one."""
-        asked = check_scaling(self.name, target_scaling, self.loss, self.label_spec.class_weight)
+        asked = check_scaling(self.name, target_scaling, self.loss, self.label_spec.class_weight, self.module)
         present = None if self.scaling is None else self.scaling.scaling
         as_config = [None if each is None else (type(each), each.get_config()) for each in (asked, present)]
         if as_config[0] == as_config[1]:

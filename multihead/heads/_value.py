@@ -16,7 +16,7 @@ from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
 from multihead.heads._metrics import check_metrics
 from multihead.heads._reads import Reads, check_reads
-from multihead.losses._known import CLASSES
+from multihead.heads._scaled import check_scaling
 from multihead.rates import Rate, check_rate
 
 _WITHOUT_TRAINING = ("module", "loss", "metrics", "weighted_metrics", "ignore_label", "reads")
@@ -71,7 +71,8 @@ class Head:
         weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
 
     Raises:
-        ValueError: An argument is out of range, the loss or a metric is unknown, or `target_scaling` does not suit the loss.
+        ValueError: An argument is out of range, the loss or a metric is unknown, or `target_scaling` does not suit the loss
+            or the module.
         TypeError: An argument has the wrong type.
 
     Example:
@@ -136,7 +137,7 @@ class Head:
         vars(self).update(checked)
         if loss is not None:
             check_ignore_label(loss.ignore_label)
-            check_scaling(name, self.target_scaling, loss, class_weight)
+            check_scaling(name, self.target_scaling, loss, class_weight, self.module)
         else:
             given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
             of_training = [each for each in given if each not in _WITHOUT_TRAINING]
@@ -205,25 +206,3 @@ def check_ignore_label(label: object) -> float | None:
         f"`ignore_label` must be a finite number. Received: ignore_label={label!r}. Pass, say, -1; NaN always marks a "
         "missing label."
     )
-
-
-def check_scaling(
-    name: str, target_scaling: object, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
-) -> scaling.Standardize | None:
-    """The scaling of a head's targets, if its loss can take scaled ones; None if they are not scaled."""
-    found, reason = scaling.get(target_scaling), why_not_scaled(loss, class_weight)
-    if found is None or reason is None:
-        return found
-    raise ValueError(
-        f"`target_scaling` of head {name!r} is for targets that are measured, with a loss such as 'mse', 'mae' or "
-        f"'huber'. Received: target_scaling={target_scaling!r} with the loss {loss.name!r}, which {reason}. Leave "
-        "`target_scaling` out."
-    )
-
-
-def why_not_scaled(loss: losses.ElementLoss, class_weight: Mapping[int, float] | None) -> str | None:
-    """Why a loss cannot be one of scaled targets; None if it can."""
-    known = loss.known
-    if known is not None and (known.over == CLASSES or known.low is not None or known.positive):
-        return "takes classes, probabilities or signs, or numbers of at least 0, while scaled targets may be negative"
-    return None if class_weight is None else "is weighted by class, and scaled targets are no classes"

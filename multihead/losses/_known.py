@@ -21,6 +21,8 @@ ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
 - `"classes"`: one class number, and the predictions along the last axis.
 """
 
+DIFFERENCES, RATIOS = "differences", "ratios"
+
 TOLERANCE = 0.01
 """How far a prediction may be outside of the range, and the sum of a row from 1, for rounding."""
 
@@ -36,17 +38,24 @@ class Known(NamedTuple):
     largest: float | None = None
     has_logits: bool = False  # whether such a function can also take logits, with `from_logits=True`
     positive: bool = False  # whether it is meant for numbers of at least 0, although it takes others
+    # What it depends on, besides a factor: `DIFFERENCES` or `RATIOS` of labels and predictions. A loss of differences can be
+    # one of targets that are moved and divided, a loss of ratios of those that are divided only, others of neither.
+    depends_on: str | None = None
 
 
 _BY_PROPERTIES = {
     Known(ELEMENTS, 0, 1): "binary_crossentropy binary_focal_crossentropy binary_accuracy",
     Known(ELEMENTS, -1, 1): "hinge squared_hinge",
     Known(ELEMENTS): (
-        "mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh log_cosh_error accuracy auc "
-        "root_mean_squared_error precision recall true_positives true_negatives false_positives false_negatives "
-        "precision_at_recall recall_at_precision sensitivity_at_specificity specificity_at_sensitivity"
+        "accuracy auc precision recall true_positives true_negatives false_positives false_negatives precision_at_recall "
+        "recall_at_precision sensitivity_at_specificity specificity_at_sensitivity"
     ),
-    Known(ELEMENTS, positive=True): "mean_squared_logarithmic_error poisson",
+    Known(ELEMENTS, depends_on=DIFFERENCES): (
+        "mean_squared_error mean_absolute_error huber log_cosh log_cosh_error root_mean_squared_error"
+    ),
+    Known(ELEMENTS, depends_on=RATIOS): "mean_absolute_percentage_error",
+    Known(ELEMENTS, positive=True): "mean_squared_logarithmic_error",
+    Known(ELEMENTS, positive=True, depends_on=RATIOS): "poisson",
     Known(ROWS, 0): (
         "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
         "top_k_categorical_accuracy"

@@ -254,9 +254,7 @@ def test_a_table_that_cannot_be_found(shared, tmp_path):
 
 def test_a_head_without_variables_yet(tmp_path):
     trainer = tiny.trainer(heads=("price",))
-    message = (
-        r"`heads` must be built before they are exported\. Received: heads='{}', without data since it was added\. Call"
-    )
+    message = r"`heads` must be built before `export`\. Received: heads='{}', without data since it was added\. Call"
     with pytest.raises(ValueError, match=message.format("price")):
         trainer.export(tmp_path / "x", "price")
     inputs, targets = tiny.data(4)

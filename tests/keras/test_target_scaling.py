@@ -312,7 +312,7 @@ def test_data_that_pass_once_need_given_numbers(x, steps):
         one_head().fit(x(), steps_per_epoch=steps, verbose=0)
     trainer = one_head(scaling.Standardize(2.0, 5.0))
     trainer.fit(x(), steps_per_epoch=steps, verbose=0)
-    assert repr(trainer.heads["a"].target_scaling) == "Standardize(mean=2.0, deviation=5.0)"
+    assert repr(trainer.heads["a"].target_scaling) == "scaling.Standardize(mean=2.0, deviation=5.0)"
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of Keras 3, at the end of each such data set
@@ -372,7 +372,10 @@ def test_labels_that_cannot_be_scaled(target_scaling, labels, checked, message):
     ("loss", "options", "reason"),
     [
         ("binary_crossentropy", {}, "takes classes, probabilities or signs"),
-        ("poisson", {}, "numbers of at least 0"),
+        ("poisson", {}, "must keep its 0"),
+        ("mape", {}, "must keep its 0"),
+        ("msle", {}, "would measure something else"),
+        ("cosine_similarity", {}, "would measure something else"),
         ("mse", {"class_weight": {0: 2.0}}, "is weighted by class"),
     ],
 )

@@ -36,6 +36,7 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
 
 
 @pytest.mark.programs
+@pytest.mark.filterwarnings("ignore:The model .* of which this trainer was made:UserWarning")
 def test_code_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Numbers differ between the two versions of Keras, so the words are compared, and that the suggestion helps both heads."""
     namespace: dict[str, Any] = {"__name__": "README"}
@@ -45,8 +46,9 @@ def test_code_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     _, *written = blocks(ROOT / "README.md", "text")
     assert words("".join(written)) == words(printed)
-    (right, error), (right_suggested, error_suggested) = re.findall(r"(0\.\d+) (\d+\.\d+)$", printed, re.MULTILINE)
-    assert float(right_suggested) > float(right) + 0.02 and float(error_suggested) < 0.9 * float(error)
+    found = [(float(right), float(error)) for right, error in re.findall(r"(0\.\d+) (\d+\.\d+)$", printed, re.MULTILINE)]
+    (right, error), *_, (right_suggested, error_suggested) = found
+    assert len(found) == 4 and right_suggested > right + 0.02 and error_suggested < 0.5 * error
 
 
 def test_code_of_the_readme_needs_nothing_but_the_package() -> None:

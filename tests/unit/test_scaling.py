@@ -15,7 +15,7 @@ def test_names_and_scalings():
     assert isinstance(scaling.get("standardize"), scaling.Standardize) and isinstance(scaling.get("log"), scaling.Log)
     own = scaling.Log(1.0, mean=[1, 2], deviation=[3, 4])
     assert scaling.get(own) is own and own.mean == [1.0, 2.0] and scaling.get("log").mean is None
-    assert repr(own) == "Log(shift=1.0, mean=[1.0, 2.0], deviation=[3.0, 4.0])"
+    assert repr(own) == "scaling.Log(shift=1.0, mean=[1.0, 2.0], deviation=[3.0, 4.0])"
     assert scaling.Standardize(np.float32(2), np.array(4)).get_config() == {"mean": 2.0, "deviation": 4.0, "by_column": True}
     assert scaling.Standardize([1.0, 2.0], 4.0).deviation == [4.0, 4.0]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(own))

@@ -326,6 +326,47 @@ def test_wrong_arguments(change, message):
         compare(**{**given, "rates": 0.01, **change})
 
 
+def in_raw_units(scaling=None, metrics=("mae",)):
+    trainer = compared.build()
+    module = trainer.heads["size"].module
+    trainer.remove_head("size")
+    trainer.add_head("size", module, "mse", metrics=list(metrics), target_scaling=scaling)
+    return trainer
+
+
+def standardized():
+    return in_raw_units("standardize")
+
+
+def test_a_scaling_of_a_variant_trains_as_one_of_add_head():
+    """The suggestion of `diagnose` and its parts are variants, judged in the targets' units."""
+    trainer = in_raw_units()
+    trainer.compile("sgd", run_eagerly=True)
+    report = trainer.diagnose(*compared.arrays()["train"], batch_size=8)
+    assert list(report.parts) == ["target_scaling", "balancer"]
+    variants = {"plain": {}, **report.parts, "whole": report.suggestion, "own build": {"build": standardized}}
+    options = {**OPTIONS, "rates": 0.05, "equal_cost": False}
+    found = compare(in_raw_units, compared.arrays, variants, 1, 12, **options)
+    values = {name: found.values(name, "size")[0] for name in variants}
+    assert values["target_scaling"] == pytest.approx(values["own build"], rel=1e-6) != pytest.approx(values["plain"])
+    assert values["target_scaling"] < 0.5 * values["plain"]  # an error of 50 at the start
+    assert not any(
+        line["is_fixed"] for line in found.lines if line.get("variant") == "target_scaling" and "is_fixed" in line
+    )
+
+
+@pytest.mark.parametrize("variant", [{"target_scaling": {"size": "log"}}, {"build": standardized}])
+def test_a_head_that_is_scaled_in_one_variant_is_not_judged_by_its_loss(variant):
+    build = functools.partial(in_raw_units, metrics=())
+    variant = {
+        name: functools.partial(in_raw_units, "standardize", ()) if name == "build" else v for name, v in variant.items()
+    }
+    with pytest.raises(
+        ValueError, match=r"'target_scaling'\]` must be of heads that are judged in|another 'target_scaling'"
+    ):
+        compare(build, compared.arrays, {"a": variant}, 1, 1, **{**OPTIONS, "rates": 0.01, "equal_cost": False})
+
+
 CALLS = []
 
 

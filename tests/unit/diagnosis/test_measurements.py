@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import balancing
 from multihead._display import drawing
 from multihead.diagnosis._statistics import cosines_of, signal_of
 from tests.helpers import planted, tiny
@@ -109,5 +108,4 @@ def test_a_suggestion_as_json():
     trainer, data = planted.three_scales(0)
     report = trainer.diagnose(data)
     as_json = json.loads(json.dumps(report.to_dict()))
-    restored = keras.saving.deserialize_keras_object(as_json["suggestion"]["balancer"])
-    assert isinstance(restored, balancing.NormFloor)
+    assert as_json["suggestion"] == {"balancer": "NormFloor"} and as_json["equal_weights"] == report.equal_weights

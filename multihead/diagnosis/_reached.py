@@ -1,0 +1,189 @@
+"""What the labels of a head ask of it: whether its module can reach them, and which scaling of them fits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from multihead import scaling
+from multihead._ground.reach import EVERYTHING, Reach, reach_of, reach_of_operation
+from multihead.diagnosis._constant import LabelRows, losses_of
+from multihead.heads._named import NamedHead
+from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_by_hand
+from multihead.losses._known import DIFFERENCES, ELEMENTS, ROWS, aligned, with_columns
+
+_ROUNDING = 1e-3
+"""How far a label may be out of reach, in standard deviations of the labels, and the sum of a row from 1, for rounding."""
+_SPAN, _MANY_ZEROS, _LOWEST = 100.0, 0.2, 0.05
+"""Positive labels over more than the first factor may be logarithms; the part of zeros beyond which they may not; the
+quantile of the positive labels that zeros are shifted by."""
+_OUT_OF_REACH = 0.001
+"""The part of the labels that a suggested scaling may leave out of reach."""
+
+
+class HeadLabels(NamedTuple):
+    """What the labels of a head say.
+
+    Attributes:
+        mean: The mean of numbers without bounds, as the loss sees them; otherwise NaN.
+        deviation: Their standard deviation.
+        reach: What the module can predict; None if that is not known.
+        unreachable: The number of labels (of rows, where these should add up to 1) that it cannot reach.
+        number: The number of labels, or of rows.
+        ends: The smallest and the largest label.
+        scaling: The scaling of the targets that fits the labels, the loss and the module; None if none does.
+        why: What is to be said of this scaling, or of its absence.
+    """
+
+    mean: float = np.nan
+    deviation: float = np.nan
+    reach: Reach | None = None
+    unreachable: int = 0
+    number: int = 0
+    ends: tuple[float, float] = (np.nan, np.nan)
+    scaling: str | scaling.Standardize | None = None
+    why: str = ""
+
+
+def judge(
+    head: NamedHead, spec: tf.TensorSpec, rows: LabelRows | None, predicted: np.ndarray, zeros: float, operation: str | None
+) -> HeadLabels:
+    """What the labels of a head say.
+
+    `zeros` is the part of the predictions that are exactly 0, and `operation` the type of the last one in their graph.
+    """
+    reach = reach_of(head.module) or reach_of_operation(operation)
+    measured = reach or _measured(predicted, zeros, with_columns(spec.shape)[-1])
+    if rows is None or rows.values is None or rows.weights is None:
+        return HeadLabels(reach=reach)
+    labels = rows.present
+    if np.isinf(labels).any():
+        return HeadLabels(reach=reach)
+    shape = with_columns(spec.shape)
+    has_columns = aligned(rows.batches[0].targets, shape, head.loss.over).shape[-1] == shape[-1]
+    depends, known = depends_on(head.loss), head.loss.known
+    if depends == DIFFERENCES and is_own(head.loss) and not _is_of_differences(head, spec, rows):
+        depends = None
+    is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
+    found = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))))
+    if is_number:
+        found = found._replace(mean=float(np.nanmean(labels)), deviation=float(np.nanmean(np.nanstd(labels, axis=0))))
+    compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
+    if has_columns and compares_values and measured is not None:
+        low = 0.0 if known is not None and known.low == -1 else None  # hinges take 0 for -1
+        unreachable, number = _count(np.where(labels == low, -1.0, labels), measured)
+        found = found._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
+    if is_number and has_columns and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
+        at_least = Reach(0) if predicted[0] >= 0 else None  # nothing else is known: the safe side
+        which, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
+        found = found._replace(scaling=which, why=why)
+    return found
+
+
+def _measured(predicted: np.ndarray, zeros: float, columns: int | None) -> Reach | None:
+    """What predictions themselves show beyond doubt: rows that add up to 1, or a floor at 0 that many of them lie on."""
+    low, high, smallest, largest = predicted
+    if columns != 1 and low >= 0 and high <= 1 and max(abs(smallest - 1), abs(largest - 1)) < _ROUNDING:
+        return Reach(0, 1, sums_to_one=True)
+    return Reach(0) if low == 0 and zeros > 0.01 else None
+
+
+def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
+    """Whether a loss stays the same where labels and predictions move together, as it does if it depends on differences."""
+    spread = float(np.nanstd(rows.present))
+    step = max(1.0, round(spread)) if rows.batches[0].targets.dtype.is_integer else max(spread, _ROUNDING)
+    moved = [each._replace(targets=each.targets + tf.cast(step, each.targets.dtype)) for each in rows.batches]
+    center = np.nanmean(rows.present, axis=0)
+    center = np.where(np.isnan(center), 0.0, center)
+    for constant in (center, center + 0.7 * step):
+        one, other = (list(losses_of(head, spec, b, [c])) for b, c in ((rows.batches, constant), (moved, constant + step)))
+        if not one or not other or not np.allclose(one, other, rtol=1e-2, atol=1e-6):
+            return False
+    return True
+
+
+def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
+    """How many labels, or rows of labels, are out of reach, and of how many."""
+    if reach.sums_to_one:
+        rows = labels[~np.isnan(labels).any(axis=1)]
+        return int((np.abs(rows.sum(axis=1) - 1) > 0.01).sum()), len(rows)
+    present = labels[~np.isnan(labels)]
+    margin = _ROUNDING * max(float(np.nanmean(np.nanstd(labels, axis=0))), _ROUNDING)
+    return int(((present < reach.low - margin) | (present > reach.high + margin)).sum()), present.size
+
+
+def _fitting(labels: np.ndarray, reach: Reach, may_move: bool) -> tuple[str | scaling.Standardize | None, str]:
+    """The first scaling that fits labels, `[rows, columns]`, and what is to be said of it.
+
+    A loss that may not move its targets, since it is one of ratios, can only divide them.
+    """
+    found, why = _logarithm(labels) if may_move else (None, "")
+    candidates: list[tuple[str | scaling.Standardize, str]] = [] if found is None else [(found, why)]
+    if may_move:
+        candidates.append(("standardize", why if found is None else ""))
+    size = _size(labels, reach)
+    if size is not None:
+        text = "It only divides, since " + (
+            f"the module predicts {reach}." if may_move else "its loss measures in relation to the label."
+        )
+        if found is not None:
+            text += " For 'log', which suits labels over powers of ten, let the module end without this activation."
+        candidates.append((size, text))
+    for which, text in candidates:
+        how = scaling.get(which)
+        if how is not None and can_be_reached(how, reach):
+            unreachable, number = _count(scaled_by_hand(labels, how), reach)
+            if unreachable <= _OUT_OF_REACH * number:
+                return which, text
+    return None, ""
+
+
+def _logarithm(labels: np.ndarray) -> tuple[str | scaling.Standardize | None, str]:
+    """The logarithm that fits positive labels over more than two powers of ten; the reason if zeros prevent it."""
+    present = labels[~np.isnan(labels)]
+    positive = present[present > 0]
+    if present.min() < 0 or not positive.size or positive.max() <= _SPAN * positive.min():
+        return None, ""
+    share = 1 - positive.size / present.size
+    shift = 0.0
+    if share > 0:
+        is_whole = bool((present == np.round(present)).all())
+        shift = 1.0 if is_whole else float(f"{np.quantile(positive, _LOWEST):.0e}")
+        if present.max() <= _SPAN * shift:
+            return None, ""
+    if _skew(np.log(labels + shift)) >= _skew(labels):  # the labels themselves are closer to a symmetric distribution
+        return None, ""
+    text = "On logarithms, 'mse' estimates the geometric mean, which is below the mean"
+    if share > _MANY_ZEROS:
+        return None, (
+            f"The positive labels span powers of ten, but {share:.0%} of all are 0, which have no logarithm: train one head "
+            "for whether a label is 0, and one with target_scaling='log' for the others (NaN where it is 0)."
+        )
+    if shift:
+        return scaling.Log(shift=shift), f"{text}; {shift:g} is added first, since {share:.1%} of the labels are 0."
+    return "log", f"{text}."
+
+
+def _skew(values: np.ndarray) -> float:
+    """The mean absolute skewness of columns."""
+    centred = values - np.nanmean(values, axis=0)
+    deviation = np.nanstd(values, axis=0)
+    return float(np.nanmean(np.abs(np.nanmean(centred**3, axis=0)) / np.where(deviation > 0, deviation, 1.0) ** 3))
+
+
+def _size(labels: np.ndarray, reach: Reach) -> scaling.Standardize | None:
+    """The scaling that only divides, so that what can be reached can be predicted; None if no divisor does that."""
+    if reach.sums_to_one:
+        return None
+    columns = []
+    for column in labels.T:
+        column = column[~np.isnan(column)]
+        needed = [extreme / end for extreme, end in ((column.max(), reach.high), (column.min(), reach.low)) if end != 0]
+        divisor = max(*needed, 0.0) if np.isfinite(reach.low) and np.isfinite(reach.high) else 0.0
+        divisor = divisor or float(np.sqrt(np.mean(column**2))) or 1.0
+        upwards = np.ceil if np.isfinite(reach.high) else np.round
+        unit = 10.0 ** (np.floor(np.log10(divisor)) - 2)
+        columns.append(float(f"{upwards(divisor / unit - 1e-9) * unit:.4g}"))
+    return scaling.Standardize(mean=0.0, deviation=columns[0] if len(set(columns)) == 1 else columns)

@@ -1,0 +1,40 @@
+"""The form in which a suggestion is printed: lines of code that can be copied, and what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from multihead._ground.types import Config
+
+_PURPOSES = {
+    "target_scaling": "trains {heads} on scaled targets; predictions and metrics keep their units",
+    "balancer": "lifts gradients below a fifth of the largest to it",
+}
+
+
+def lines_of(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
+    """A line of code for each part of a suggestion, and for all of them, each below what it is for."""
+    lines = []
+    for name, part in parts.items():
+        heads = ", ".join(map(repr, part[name])) if isinstance(part[name], Mapping) else ""
+        lines += [f"# {_PURPOSES[name].format(heads=heads)}", _call(part)]
+    if len(parts) > 1:
+        lines += ["# all of it; `multihead.compare` tells which part helps which head", _call(suggestion)]
+    return lines
+
+
+def _call(arguments: Config) -> str:
+    return f"trainer.compile(optimizer, {', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+def weights_in_words(weights: Mapping[str, float], scaled_heads: Sequence[str]) -> str:
+    """What fixed weights would do, and when they are not enough."""
+    before = ""
+    if scaled_heads:
+        before = f" They are for the targets as they are: scale those of {', '.join(map(repr, scaled_heads))} first."
+    return (
+        f"`weight=` by head that would make these norms equal: {weights!r}\n"
+        f"for name, weight in {weights!r}.items(): trainer.set_weight(name, weight)\n"
+        "Fixed weights that are tuned are often as good as any method (Kurin et al., 2022, arXiv:2201.04122), but not where "
+        f"the sizes of gradients drift while the heads train: `NormFloor` follows them.{before}"
+    )

@@ -1,0 +1,112 @@
+"""Whether the targets of a head can be scaled: what its loss can be computed on, and what its module can predict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from multihead import losses, scaling
+from multihead._ground.reach import Reach, reach_of
+from multihead._ground.types import Layer, Loss
+from multihead.losses._known import CLASSES, DIFFERENCES, RATIOS
+
+ADDONS = {"tensorflow_addons": {"pinball_loss": DIFFERENCES}}
+"""Of the losses of a package besides Keras, those that can be losses of scaled targets, and what they depend on."""
+
+
+def check_scaling(
+    name: str,
+    target_scaling: object,
+    loss: losses.ElementLoss,
+    class_weight: Mapping[int, float] | None,
+    module: Layer,
+) -> scaling.Standardize | None:
+    """The scaling of a head's targets, if its loss and its module can have scaled ones; None if they are not scaled."""
+    found = scaling.get(target_scaling)
+    if found is None:
+        return None
+    reason = why_not_scaled(loss, class_weight, found)
+    if reason is not None:
+        raise ValueError(
+            f"`target_scaling` of head {name!r} is for targets that are measured, with a loss such as 'mse', 'mae' or "
+            f"'huber'. Received: target_scaling={target_scaling!r} with the loss {loss.name!r}, which {reason}."
+        )
+    reach = reach_of(module)
+    if not can_be_reached(found, reach):
+        remedy = "Let the module end without this activation"
+        if reach is not None and not reach.sums_to_one:
+            remedy += ", or only divide: `scaling.Standardize(mean=0.0, deviation=...)`"
+        raise ValueError(
+            f"`target_scaling` of head {name!r} must make targets that its module can predict. Received: "
+            f"target_scaling={target_scaling!r}, which moves targets to both sides of 0, by about 1, and a module that ends "
+            f"so that it predicts only {reach}. {remedy}."
+        )
+    return found
+
+
+def can_be_reached(found: scaling.Standardize, reach: Reach | None) -> bool:
+    """Whether a module can predict scaled targets, as far as that can be told without labels; True if it cannot be told."""
+    if reach is None or found.only_divides or isinstance(found, (scaling.ByLayer, scaling.Linear)):
+        return True
+    return reach.low <= -1 and reach.high >= 1 and (reach.low < -1 or reach.high > 1)
+
+
+def why_not_scaled(
+    loss: losses.ElementLoss, class_weight: Mapping[int, float] | None, found: scaling.Standardize
+) -> str | None:
+    """Why a loss cannot be one of targets that are scaled in some way; None if it can."""
+    known = loss.known
+    if known is not None and (known.over == CLASSES or known.low is not None):
+        return (
+            "takes classes, probabilities or signs, or numbers of at least 0, while scaled targets may be negative. Leave "
+            "`target_scaling` out"
+        )
+    if class_weight is not None:
+        return "is weighted by class, and scaled targets are no classes. Leave `target_scaling` out"
+    depends = depends_on(loss)
+    if depends == DIFFERENCES or (depends == RATIOS and found.only_divides):
+        return None
+    if depends == RATIOS:
+        return (
+            "measures in relation to the label, which must keep its 0. Only divide: `target_scaling=scaling.Standardize("
+            "mean=0.0, deviation=...)`"
+        )
+    return "would measure something else of scaled targets. Leave `target_scaling` out, or choose 'mse', 'mae' or 'huber'"
+
+
+def depends_on(loss: losses.ElementLoss) -> str | None:
+    """What a loss depends on, besides a factor: `DIFFERENCES` or `RATIOS` of labels and predictions, or None.
+
+    Of losses that a user wrote, who passes a scaling with them, differences are assumed.
+    """
+    if loss.known is not None:
+        return loss.known.depends_on
+    package, name = _origin(loss.original)
+    if package in ("keras", "tf_keras"):
+        return None
+    return ADDONS[package].get(name) if package in ADDONS else DIFFERENCES
+
+
+def is_own(loss: losses.ElementLoss) -> bool:
+    """Whether nothing is known of a loss, because a user wrote it."""
+    return loss.known is None and _origin(loss.original)[0] not in ("keras", "tf_keras", *ADDONS)
+
+
+def _origin(original: Loss) -> tuple[str, str]:
+    """The package and the name of a loss."""
+    if isinstance(original, (str, Mapping)):
+        return "keras", str(original)
+    made: Any = getattr(original, "fn", original)  # of Keras's wrapper around a function
+    made = made if hasattr(made, "__name__") else type(made)
+    return str(made.__module__).partition(".")[0], str(made.__name__)
+
+
+def scaled_by_hand(labels: np.ndarray, found: scaling.Standardize) -> np.ndarray:
+    """`[rows, columns]` labels as a scaling makes them, with its numbers, or with those of these labels; NaN stays NaN."""
+    changed = np.log(labels + found.shift) if isinstance(found, scaling.Log) else np.asarray(labels, "float64")
+    if found.mean is not None:
+        return (changed - np.asarray(found.mean)) / np.asarray(found.deviation)
+    deviation = np.nanstd(changed, axis=0)
+    return (changed - np.nanmean(changed, axis=0)) / np.where(deviation > 0, deviation, 1.0)

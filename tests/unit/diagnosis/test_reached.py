@@ -1,0 +1,215 @@
+"""Labels that a module cannot reach are counted, and the suggested scaling fits labels, loss and module, in their units."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, scaling
+from tests.helpers.cases import quick
+
+pytestmark = pytest.mark.mathematics
+L = keras.layers
+ROWS = 96
+
+
+@pytest.fixture(autouse=True)
+def _eagerly(request):
+    """Tracing these tiny models takes longer than running them."""
+    tf.config.run_functions_eagerly("graph" not in request.node.name)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+class Own(keras.layers.Layer):
+    """A module with code of its own."""
+
+    def __init__(self, units, end):
+        super().__init__()
+        self.dense, self.end = L.Dense(units), end
+
+    def call(self, x):
+        return self.end(self.dense(x))
+
+
+def diagnosed(module, loss, labels, **options):
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(L.Dense(8, "tanh"))
+    trainer.add_head("a", module, loss, **options)
+    trainer.add_head("b", L.Dense(1), "mse")
+    trainer.compile("sgd")
+    return trainer, trainer.diagnose(batches(labels))
+
+
+def batches(labels):
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    return [(x, {"a": np.asarray(labels, "float32"), "b": x[:, :1]})]
+
+
+RNG = np.random.default_rng(0)
+NORMAL, UNIFORM = RNG.normal(size=(ROWS, 1)), RNG.random((ROWS, 1))
+TAGS = (RNG.random((ROWS, 4)) < 0.5).astype("float32")
+ONE_HOT = np.eye(4)[RNG.integers(0, 4, ROWS)]
+NEGATIVE = int((NORMAL < 0).sum())
+SEVERAL = int((TAGS.sum(axis=1) != 1).sum())
+
+
+def squared(y, p):
+    return tf.square(y - p)
+
+
+UNREACHABLE = {
+    "relu": (lambda: L.Dense(1, "relu"), "mse", NORMAL, NEGATIVE),
+    "sigmoid": (lambda: L.Dense(1, "sigmoid"), "mse", 5 * UNIFORM, int((5 * UNIFORM > 1).sum())),
+    "own module with zeros": (lambda: Own(1, lambda z: tf.nn.relu(z) * 2.0), "mse", NORMAL, NEGATIVE),
+    "several labels": (lambda: L.Dense(4, "softmax"), "binary_crossentropy", TAGS, SEVERAL),
+    "own module in a graph": (lambda: Own(1, tf.nn.softplus), "mse", NORMAL, NEGATIVE),
+    "softplus layer": (lambda: keras.Sequential([L.Dense(1), L.Activation("softplus")]), "mae", NORMAL, NEGATIVE),
+    "exponential": (lambda: L.Dense(1, "exponential"), "huber", NORMAL, NEGATIVE),
+    "tanh": (lambda: L.Dense(1, "tanh"), "mse", 3 * NORMAL, int((np.abs(3 * NORMAL) > 1).sum())),
+    "recurrent": (lambda: keras.Sequential([L.Reshape((8, 1)), L.GRU(1)]), "mse", 3 * NORMAL, int((np.abs(3 * NORMAL) > 1).sum())),
+    "own loss": (lambda: L.Dense(1, "relu"), squared, NORMAL, NEGATIVE),
+    "hinge": (lambda: L.Dense(1, "sigmoid"), "hinge", np.sign(NORMAL), NEGATIVE),
+    "several labels, by rows": (lambda: L.Dense(4, "softmax"), "categorical_crossentropy", TAGS, SEVERAL),
+    "own softmax": (lambda: Own(4, tf.nn.softmax), "binary_crossentropy", TAGS, SEVERAL),
+    "one column": (lambda: L.Dense(1, "softmax"), "binary_crossentropy", TAGS[:, :1], int((TAGS[:, 0] == 0).sum())),
+}  # fmt: skip
+REACHED = {
+    "relu": (lambda: L.Dense(1, "relu"), "mse", np.abs(NORMAL)),
+    "sigmoid": (lambda: L.Dense(4, "sigmoid"), "binary_crossentropy", TAGS),
+    "probabilities": (lambda: L.Dense(1, "sigmoid"), "mse", UNIFORM),
+    "one-hot": (lambda: L.Dense(4, "softmax"), "binary_crossentropy", ONE_HOT),
+    "one-hot by rows": (lambda: L.Dense(4, "softmax"), "categorical_crossentropy", ONE_HOT),
+    "linear": (lambda: L.Dense(1), "mse", NORMAL),
+    "margins": (lambda: L.Dense(1, "tanh"), "hinge", np.sign(NORMAL)),
+    "directions": (lambda: L.Dense(4, "sigmoid"), "cosine_similarity", 1 + 3 * TAGS),
+    "log rates": (lambda: L.Dense(1, "tanh"), lambda y, p: tf.exp(p) - y * p, np.round(5 * UNIFORM)),
+    "own module": (lambda: Own(1, lambda z: tf.abs(z) + 0.0), "mse", NORMAL),
+}
+
+
+@pytest.mark.parametrize("name", quick(4, UNREACHABLE))
+def test_labels_that_the_module_cannot_reach_are_counted(name):
+    make, loss, labels, count = UNREACHABLE[name]
+    _, report = diagnosed(make(), loss, labels)
+    (finding,) = [each for each in report.findings if each.kind == "out of reach"]
+    rows = len(labels) if np.shape(labels)[1] > 1 or "column" in name else np.size(labels)
+    assert finding.heads == ("a",) and f"{count:,} of {rows:,}" in finding
+    assert (report.labels[0].unreachable, report.labels[0].number) == (count, rows)
+    assert "healthy" not in [each.kind for each in report.findings]
+
+
+@pytest.mark.parametrize("name", quick(2, REACHED))
+def test_labels_within_reach_are_none(name):
+    make, loss, labels = REACHED[name]
+    _, report = diagnosed(make(), loss, labels)
+    assert "out of reach" not in [each.kind for each in report.findings] and report.labels[0].unreachable == 0
+
+
+HEAVY = np.exp(5 + 3 * NORMAL)
+SOME_ZEROS = np.where(UNIFORM < 0.1, 0.0, HEAVY)
+COUNTS = np.round(np.exp(1 + 2 * np.abs(NORMAL)) - 2.5).clip(0)
+SUGGESTED = {
+    "powers of ten": (lambda: L.Dense(1), "mse", HEAVY, "log"),
+    "zeros": (lambda: L.Dense(1), "mse", SOME_ZEROS, "Log(shift="),
+    "mostly zeros": (lambda: L.Dense(1), "mse", np.where(UNIFORM < 0.6, 0.0, HEAVY), "standardize"),
+    "positive module": (lambda: L.Dense(1, "softplus"), "mse", 600 * UNIFORM, "Standardize(mean=0.0, "),
+    "fractions": (lambda: L.Dense(1, "sigmoid"), "mse", 600 * UNIFORM, "Standardize(mean=0.0, "),
+    "percentage": (lambda: L.Dense(1), "mape", 300 + 20 * NORMAL, "Standardize(mean=0.0, "),
+    "logarithmic": (lambda: L.Dense(1), "msle", 300 + 20 * NORMAL, None),
+    "own loss of differences": (lambda: L.Dense(1), squared, 300 + 20 * NORMAL, "standardize"),
+    "own loss of rates": (lambda: L.Dense(1), lambda y, p: tf.exp(p) - y * p, np.round(300 + 20 * NORMAL), None),
+    "far away": (lambda: L.Dense(1), "mse", 300 + 20 * NORMAL, "standardize"),
+    "uniform from 0": (lambda: L.Dense(1), "mse", 600 * UNIFORM, "standardize"),
+    "powers of ten, mae": (lambda: L.Dense(2), "mae", np.concatenate([HEAVY, HEAVY[::-1]], axis=1), "log"),
+    "counts": (lambda: L.Dense(1), "mse", COUNTS, "Log(shift=1.0)"),
+    "of both signs": (lambda: L.Dense(1), "mse", HEAVY - 100, "standardize"),
+    "positive module, powers of ten": (lambda: L.Dense(1, "relu"), "mse", HEAVY, "Standardize(mean=0.0, "),
+    "own positive module in a graph": (lambda: Own(1, tf.exp), "mse", 600 * UNIFORM, "Standardize(mean=0.0, "),
+    "both sides": (lambda: L.Dense(1, "tanh"), "mse", 600 * UNIFORM - 300, "Standardize(mean=0.0, "),
+    "rates": (lambda: L.Dense(1, "softplus"), "poisson", np.round(300 + 20 * NORMAL), "Standardize(mean=0.0, "),
+    "negative and positive module": (lambda: L.Dense(1, "relu"), "mse", 300 * NORMAL, None),
+    "directions": (lambda: L.Dense(2), "cosine_similarity", 300 + 20 * np.concatenate([NORMAL, UNIFORM], axis=1), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", quick(6, SUGGESTED))
+def test_the_suggested_scaling_fits_labels_loss_and_module(name):
+    make, loss, labels, expected = SUGGESTED[name]
+    trainer, report = diagnosed(make(), loss, labels)
+    suggested = report.suggestion.get("target_scaling", {}).get("a")
+    assert (suggested is None) if expected is None else (expected in repr(suggested))
+    text = " ".join(report.findings)
+    if expected is not None and ("log" in expected or "Log" in expected):
+        assert "geometric mean" in text
+    if name == "mostly zeros":
+        assert "are 0, which have no logarithm: train one head" in text
+    if isinstance(suggested, scaling.Standardize) and suggested.only_divides:
+        size = np.sqrt(np.mean(labels**2)) if "sigmoid" not in name else labels.max()
+        ends = {"fractions": labels.max(), "both sides": np.abs(labels).max()}
+        assert suggested.deviation == pytest.approx(ends.get(name, size), rel=6e-3)
+        assert suggested.deviation >= ends.get(name, 0.0)
+    if expected is not None:
+        trainer.compile("sgd", **report.suggestion)  # which its module and its loss can take
+        assert "out of reach" not in [each.kind for each in trainer.diagnose(batches(labels)).findings]
+
+
+# ------------------------------------------------------------------------------------------------------------- overlap
+
+
+def opposed(share):
+    """Two heads that want opposite signs of the same number, with labels for a common part of the rows."""
+    x = np.random.default_rng(0).normal(size=(8 * ROWS, 4)).astype("float32")
+    one, other = (sign * x[:, :1] + 1.2 * x[:, 1:2] for sign in (1, -1))
+    place = np.arange(len(x)) % 100
+    middle = 50 * (1 + share)  # of 100 rows, all of which have a label
+    one = np.where((place < middle)[:, None], one, np.nan)
+    other = np.where((place >= 100 - middle)[:, None], other, np.nan)
+    start = keras.initializers.Constant(np.array([[0.0], [1.1], [0.0], [0.0]]))
+    trainer = MultiHeadTrainer(L.Dense(1, use_bias=False, kernel_initializer=start))
+    for name in ("up", "down"):
+        trainer.add_head(name, L.Dense(1, use_bias=False, kernel_initializer="ones"), "mse")
+    trainer.compile("sgd")
+    parts = [slice(start, start + ROWS) for start in range(0, len(x), ROWS)]
+    return trainer.diagnose([(x[part], {"up": one[part], "down": other[part]}) for part in parts])
+
+
+@pytest.mark.parametrize("share", quick(2, [0.0, 0.5, 0.1, 0.25, 1.0]))
+def test_no_conflict_is_stated_of_heads_with_few_rows_in_common(share):
+    report = opposed(share)
+    kinds = [each.kind for each in report.findings]
+    assert report.overlaps[0, 1] == pytest.approx(share, abs=0.03)
+    assert ("conflict" in kinds) == (share >= 0.3) and ("few common rows" in kinds) == (share < 0.3)
+    noted = " ".join(each for each in report.findings if each.kind == "few common rows")
+    assert ("orthogonal by construction" in noted) == (share == 0)
+    if share == 0:
+        assert report.cosines["representation"][0, 1] == 0 and "0% of rows in common" in str(report)
+
+
+# ------------------------------------------------------------------------------------------- what is printed can be copied
+
+
+def test_the_suggestion_is_printed_as_code_that_runs():
+    trainer, report = diagnosed(L.Dense(1), "mse", COUNTS * 50)
+    names = {"scaling": scaling, "trainer": trainer, "optimizer": "sgd"}
+    again = eval(str(report.suggestion), dict(names))
+    assert repr(again) == repr(report.suggestion) and set(again) == {"target_scaling", "balancer"}
+    lines = str(report).splitlines()
+    calls = [line for line in lines if line.startswith("trainer.compile(")]
+    assert len(calls) == 3 and list(report.parts) == ["target_scaling", "balancer"]
+    for call in calls:
+        assert lines[lines.index(call) - 1].startswith("# ")
+        exec(call, dict(names))
+    assert {name: value for part in report.parts.values() for name, value in part.items()} == report.suggestion
+
+
+def test_the_printed_weights_make_the_norms_equal():
+    trainer, report = diagnosed(L.Dense(1), "mse", 30 * NORMAL, weight=0.5)
+    (line,) = [line for line in str(report).splitlines() if "trainer.set_weight" in line]
+    assert "Kurin et al." in str(report) and "drift" in str(report)
+    exec(line, {"trainer": trainer})
+    again = trainer.diagnose(batches(30 * NORMAL))
+    before, after = (each.norms["representation"] for each in (report, again))
+    assert max(before) > 3 * min(before) and max(after) < 1.05 * min(after)
