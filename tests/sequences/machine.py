@@ -31,7 +31,9 @@ EVALUATES_IN_BATCHES = False
 PROBES_ALONE = False
 """Whether a probe may be the only head that trains in an update."""
 TURNS_PASS = False
-"""Whether the turn of a head without labels comes, which goes to the others."""
+"""Whether the turn of a head that cannot train comes, which goes to others."""
+WEIGHTS_OF_EVALUATIONS = False
+"""Whether evaluations weigh losses that have another weight at each step, and `fit` those whose weight changes in it."""
 REUSES_OPTIMIZERS = False
 """Whether `compile` may get an optimizer that has made updates before."""
 
@@ -97,6 +99,7 @@ class Follower(keras.callbacks.Callback):
         self.machine, self.epochs, self.actions, self.validation, self.after = machine, epochs, actions, validation, after
         self.states: dict[Any, Any] = {}
         self.epoch = self.updates = 0
+        self.weights: dict[str, float] = {}
         self.seen: dict[str, int] = dict.fromkeys(MOMENTS, 0)
 
     def get_run_state(self) -> dict[str, Any]:
@@ -118,6 +121,7 @@ class Follower(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self.machine.twin.build()
         self.machine.twin.idle = set()
+        self.weights = self.machine.twin.weights_of_evaluation()
         if self.after is None:
             self.act("train begin", 0)
 
@@ -160,7 +164,10 @@ class Follower(keras.callbacks.Callback):
         self.updates += 1
         COUNTS["updates"] += 1
         machine.compare(f"after batch {batch} of epoch {self.epoch}")
-        machine.compare_logs(logs, machine.twin_logs(), "in a batch")
+        expected = machine.twin_logs()
+        if not machine.twin.logs.applied:
+            del expected["loss"]  # of nothing: 0, at which `TerminateOnNaN` does not stop
+        machine.compare_logs(logs, expected, "in a batch")
         self.act("batch end", self.number_of(self.epoch, batch))
         self.note((self.epoch, batch + 1))
 
@@ -168,7 +175,10 @@ class Follower(keras.callbacks.Callback):
         machine = self.machine
         expected = machine.twin_logs()
         if self.validation is not None:
-            expected |= {f"val_{name}": value for name, value in machine.twin.evaluate(self.validation).items()}
+            found = machine.twin.evaluate(self.validation, self.weights)
+            expected |= {f"val_{name}": value for name, value in found.items()}
+            if not WEIGHTS_OF_EVALUATIONS and machine.weights_move(self.weights):
+                del expected["val_loss"]
         machine.compare_logs(logs, expected, "of an epoch", whole="val_")
         self.act("epoch end", epoch)
         self.note((epoch + 1, 0))
@@ -270,6 +280,10 @@ class Machine(RuleBasedStateMachine):
                 assert float(self.trainer.heads[name].weight) == head.weight, f"{when}: weight of {name}"
         assert list(self.trainer.heads) == list(self.twin.heads)
 
+    def weights_move(self, weights: dict[str, float]) -> bool:
+        """Whether weights are functions, or no longer as they were."""
+        return weights != {name: head.weight for name, head in self.twin.trained.items()}
+
     def twin_logs(self) -> dict[str, float]:
         shows = dict(self.twin.options.others)["telemetry"] is not None
         return self.twin.logs.training(list(self.twin.trained), shows)
@@ -280,7 +294,7 @@ class Machine(RuleBasedStateMachine):
             assert name in logs, f"{when}: {name} is not in the logs {sorted(logs)}"
             close(float(logs[name]), value, f"{when}: {name}")
         if whole == "val_":
-            others = [name for name in logs if name.startswith("val_") and name not in expected]
+            others = [name for name in logs if name.startswith("val_") and name not in {*expected, "val_loss"}]
             assert not others, f"{when}: {others}"
 
     def restore(self, saved: Any) -> None:
@@ -601,7 +615,10 @@ class Machine(RuleBasedStateMachine):
         given = as_given(form, [batches])
         steps = given.pop("steps_per_epoch", None)
         logs = self.trainer.evaluate(**given, steps=steps, verbose=0, return_dict=True)
-        expected = self.twin.evaluate(batches)
+        weights = self.twin.weights_of_evaluation()
+        expected = self.twin.evaluate(batches, weights)
+        if not WEIGHTS_OF_EVALUATIONS and self.weights_move(weights):
+            expected["loss"] = logs["loss"]
         self.compare_logs(logs, expected, "evaluate")
         assert set(logs) == set(expected), f"evaluate: {sorted(logs)} in place of {sorted(expected)}"
         self.twin.build()
@@ -819,14 +836,24 @@ def schedule_of(kind: str, names: list[str]) -> tuple[Any, Any]:
         return schedules.Together(), None
     if kind == "alternate":
         order = [name for name, number in turns.items() for _ in range(number)]
-        return schedules.Alternate(turns), {"active": lambda step: [order[step % len(order)]]}
+
+        def following(able: list[str], step: int) -> list[str]:
+            return [name for name in (order * 2)[step % len(order) :] if name in able][:1]
+
+        return schedules.Alternate(turns), {"active": lambda step: [order[step % len(order)]], "passed_on": following}
     drawn = schedules.Sample(turns, seed=3)
     drawn.bind(names)
 
     def active(step: int) -> list[str]:
         return [name for name, is_active in zip(names, drawn.active(tf.constant(step, tf.int64)).numpy()) if is_active]
 
-    return schedules.Sample(turns, seed=3), {"active": active}
+    def others(able: list[str], step: int) -> list[str]:
+        if not TURNS_PASS:
+            return able
+        passed_on = drawn.passed_on(tf.constant([name in able for name in names]), tf.constant(step, tf.int64))
+        return [name for name, is_active in zip(names, passed_on.numpy()) if is_active]
+
+    return schedules.Sample(turns, seed=3), {"active": active, "passed_on": others}
 
 
 warnings.filterwarnings("ignore", module="hypothesis")

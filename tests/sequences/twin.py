@@ -84,7 +84,7 @@ class Optimizer:
 
 @dataclass
 class Options:
-    """What `compile` was given; `schedule` is None, or a dict with a kind, turns by head name and a function of the step."""
+    """What `compile` was given; `schedule` is None, or has functions of the step."""
 
     encoder_rate: str = "one"
     encoder_decay: float = 1.0
@@ -207,16 +207,13 @@ class Twin:
         labelled = [name for name in able if counts[name] > 0]
         if self.options.schedule is None:
             return labelled
-        turn = self.options.schedule["active"](self.count)
-        return [name for name in labelled if name in turn] or labelled
+        chosen = [name for name in labelled if name in self.options.schedule["active"](self.count)]
+        return chosen or self.options.schedule["passed_on"](labelled, self.count)
 
     def passes_turn(self, window: list[Any]) -> bool:
-        """Whether the turn of heads without labels goes to others."""
-        if self.options.schedule is None:
-            return False
-        turn = self.options.schedule["active"](self.count)
-        able = {name for name in self.trained if self.weight_of(name) > 0 and name not in self.idle}
-        return bool(able & set(turn)) and not set(self.active(window)) & set(turn)
+        """Whether the turn of heads that cannot train goes to others."""
+        active = self.active(window)
+        return bool(active and self.options.schedule and set(active).isdisjoint(self.options.schedule["active"](self.count)))
 
     def rows(self, window: list[Any], name: str) -> tuple[float, float, dict, list[np.ndarray], dict]:
         """Of a head's weighted mean loss: sum, count, gradients of its own variables, of the representation, of the encoder."""
@@ -322,8 +319,12 @@ class Twin:
 
     # ------------------------------------------------------------------------------------------- an evaluation
 
-    def evaluate(self, batches: list[Any]) -> dict[str, float]:
-        """The losses of the heads that have targets in the data."""
+    def weights_of_evaluation(self) -> dict[str, float]:
+        """The heads' weights in the total loss of an evaluation: 1 for a function of the number of updates."""
+        return {name: 1.0 if isinstance(head.weight, str) else head.weight for name, head in self.trained.items()}
+
+    def evaluate(self, batches: list[Any], weights: dict[str, float]) -> dict[str, float]:
+        """The losses of the heads that have targets in the data, and their sum with some weights."""
         present = [name for name in self.trained if any(name in batch[1] for batch in batches)]
         total, logs, counts = 0.0, {}, False
         for name in present:
@@ -333,8 +334,8 @@ class Twin:
                 loss_sum += (s * (self.predict(batch[0])[name] - y) ** 2).sum()
                 count += s.sum()
             logs[f"{name}_loss"] = loss_sum / count if count else np.nan
-            if count and self.weight_of(name) > 0:
-                total, counts = total + self.weight_of(name) * loss_sum / count, True
+            if count and weights[name] > 0:
+                total, counts = total + weights[name] * loss_sum / count, True
         return {"loss": total if counts else np.nan, **logs}
 
 
