@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+import keyword
 import os
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +20,9 @@ from multihead._ground.validation import check_head_names, quoted
 from multihead.heads._named import NamedHead
 
 Step = Function | None
+
+# The names of arguments that TensorFlow does not change.
+_NAME = re.compile(r"(?!self$)[A-Za-z](\w*[A-Za-z0-9])?_?", re.ASCII)
 
 
 def export_heads(
@@ -60,6 +65,14 @@ def export_heads(
         raise ValueError(
             f"`inputs` must have distinct names. Received: {quoted(named)}. Give each `tf.TensorSpec` a name of its own."
         )
+    for name in named:
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+            another = "input_" + re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+            raise ValueError(
+                "`inputs` must have names of letters, digits and underscores, which begin with a letter and are no words of "
+                f"Python, since TensorFlow takes no others. Received: {name!r}. Pass `inputs=` with the specs of all "
+                f"inputs, and another name for this one: `tf.TensorSpec(shape, dtype, name={another!r})`."
+            )
     ranks = {path: spec.shape.rank for path, spec in _by_path(encoder_specs).items()}
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -13,7 +13,7 @@ from multihead._data.batch import Batch, decode_specs, encode_specs
 from multihead._formats.export import export_heads
 from multihead._formats.to_keras import keras_model
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
-from multihead._ground.layers import seed_variables
+from multihead._ground.layers import restored_apart, seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
@@ -69,7 +69,8 @@ class SavedTrainer(keras.Model):
         restore = partial(keras.saving.deserialize_keras_object, custom_objects=objects)
         trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
         for head in config["heads"]:
-            arguments = {key: restore(value) for key, value in head.items()}
+            known = [trainer.encoder, *(each.module for each in trainer.heads.values())]
+            arguments = restored_apart(lambda head=head: {key: restore(value) for key, value in head.items()}, known)
             trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
 

@@ -29,8 +29,12 @@ SEQUENCES_BEGIN_ANEW = not KERAS_3
 
 # The losses and metrics of Keras 3 that Keras 2 does not have, by their names in lower case and without underscores.
 ONLY_KERAS_3 = (
-    *("ctc", "dice", "tversky", "circle", "categoricalgeneralizedcrossentropy"),
-    *("pearsoncorrelation", "concordancecorrelation"),
+    ()
+    if KERAS_3
+    else (
+        *("ctc", "dice", "tversky", "circle", "categoricalgeneralizedcrossentropy"),
+        *("pearsoncorrelation", "concordancecorrelation"),
+    )
 )
 
 # Whether Keras can choose `steps_per_execution` by itself, for "auto".
@@ -119,6 +123,26 @@ class KerasHooks:
         first = [name for name in self.metrics_names if name in logs]  # type: ignore[attr-defined]
         found = [logs[name] for name in [*first, *sorted(logs.keys() - set(first))]]
         return found[0] if len(found) == 1 else found
+
+    def add_loss(self, losses: Nested, **kwargs: object) -> None:
+        """Adds losses of the weights, functions without arguments, to the total loss; on Keras 2 only."""
+        if KERAS_3 or not all(map(callable, tf.nest.flatten(losses))):
+            unless = "" if KERAS_3 else ", unless its losses are functions"
+            raise ValueError(
+                f"`add_loss` must be called in the `call` of a layer of the encoder or of a head's module{unless}. "
+                f"Received: {losses!r}, for the trainer itself. Call `self.add_loss` there, or pass a regularizer to the "
+                "layer whose weights it is for."
+            )
+        self._refuse_in_fit("add_loss")  # type: ignore[attr-defined]
+        super().add_loss(losses, **kwargs)  # type: ignore[misc]
+        self._add_own_losses()  # type: ignore[attr-defined]
+
+    def add_metric(self, *args: object, **kwargs: object) -> None:
+        """Not supported: a trainer has no tensor to measure."""
+        raise ValueError(
+            "`add_metric` must not be called on a trainer, which has no tensor to measure. Received: a call. Pass "
+            "`metrics=[...]` to `add_head`, or keep a `keras.metrics.Metric` as an attribute of a layer that updates it."
+        )
 
     def to_json(self, **kwargs: object) -> str:
         """The configuration as JSON, on Keras 3."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import written_resources
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
-from multihead._ground.types import Config, Layer, Node, Tensor, Variable
+from multihead._ground.types import Config, Layer, Metric, Node, Tensor, Variable
 
 
 def all_layers(module: Layer) -> list[keras.layers.Layer]:
@@ -129,6 +129,16 @@ def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Ten
     return {id(loss): (layer.name, loss) for layer in all_layers(module) for loss in layer._callable_losses}
 
 
+def own_losses(layer: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
+    """The losses that were added to a layer itself as functions, on Keras 2, as in `losses_of_weights`."""
+    return {} if KERAS_3 else {id(loss): (layer.name, loss) for loss in layer._callable_losses}
+
+
+def metrics_of_layers(module: Layer) -> list[Metric]:
+    """The metrics that a layer and its sub-layers keep, each once."""
+    return list({id(metric): metric for layer in all_layers(module) for metric in layer._metrics}.values())
+
+
 def use_seed_variables(module: Layer) -> bool:
     """Makes layers draw random numbers from a variable that can be saved; whether a layer did not before.
 
@@ -167,11 +177,12 @@ def recurrent_states(module: Layer) -> list[tf.Variable]:
 
 
 def state_variables(module: Layer) -> list[tf.Variable]:
-    """The variables that a module may change in training mode, each once: moving averages, seeds, recurrent states."""
+    """The variables that a module may change in training mode, each once: averages, seeds, recurrent states, metrics."""
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
     found = [
         *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
+        *(tensor_variable(variable) for metric in metrics_of_layers(module) for variable in metric.variables),
         *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
         # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
         *(seed_variables(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
@@ -259,6 +270,31 @@ def nodes_in_order(outputs: Iterable[Tensor], known: Iterable[Tensor] = ()) -> l
             stack.append((tensor, True))
             stack.extend((each, False) for each in reversed(inputs_of(node)))
     return list(order.values())
+
+
+def restored_apart(restore: Callable[[], Config], modules: Iterable[Layer]) -> Config:
+    """What `restore` returns, whose `module` may be a functional model that shares layers with some modules.
+
+    Keras 3 looks for the calls of a layer in a model by their numbers among all calls of the layer.
+    """
+    if not KERAS_3:
+        return restore()
+    layers = {id(layer): layer for module in modules for layer in all_layers(module)}
+    before = [(layer, list(layer._inbound_nodes)) for layer in layers.values()]
+    for layer, _ in before:
+        layer._inbound_nodes.clear()
+    try:
+        restored = restore()
+    finally:
+        for layer, nodes in before:
+            for tensor in (tensor for node in layer._inbound_nodes for tensor in node.outputs):
+                history = tensor._keras_history
+                tensor._keras_history = history._replace(node_index=history.node_index + len(nodes))
+            layer._inbound_nodes[:0] = nodes
+    for layer in all_layers(restored.get("module")):
+        if id(layer) not in layers and is_functional(layer):  # which knows its calls by their numbers, too
+            object.__setattr__(layer, "_nodes", keras.Model(layer.inputs, layer.outputs)._nodes)
+    return restored
 
 
 def called_again(node: Node, tensors: Mapping[int, Tensor]) -> list[Tensor]:

@@ -74,6 +74,7 @@ def build(
     *,
     balancer: Balancer | None,
     optimizer: Optimizer,
+    trainer: Layer,
     idle: Sequence[str],
     earlier: Built | None,
 ) -> Built:
@@ -84,7 +85,7 @@ def build(
     if options.weighting is not None:
         options.weighting.build((len(heads),))
     options.head_schedule.build((len(heads),))
-    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured)
+    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured, trainer)
     if balancer is not None:
         rows: Nested = (len(heads), None)  # of one matrix, or of all gradient tensors if it needs the gradients
         if "gradients" in balancer.uses:

@@ -139,6 +139,12 @@ class TrainerState(KerasHooks, keras.Model):
         """All metrics: losses, values of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._built is None else self._built.logs.all
 
+    def _add_own_losses(self) -> None:
+        """Called when losses were added to the trainer itself: steps are traced again."""
+        self.train_function = self.test_function = None
+        if self._built is not None:
+            self._built.logs.show_added()
+
     @property
     def metrics_names(self) -> list[str]:
         """The names of the values that `evaluate` returns as a list, for data with targets for all heads."""
@@ -255,6 +261,7 @@ class TrainerState(KerasHooks, keras.Model):
                     self._shapes,
                     balancer=self.balancer,
                     optimizer=self.optimizer,
+                    trainer=self,
                     idle=self._idle,
                     earlier=self._built,
                 )

@@ -9,9 +9,17 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, state_variables
+from multihead._ground.layers import (
+    all_layers,
+    losses_of_call,
+    losses_of_weights,
+    metrics_of_layers,
+    own_losses,
+    own_state,
+    state_variables,
+)
 from multihead._ground.tensors import where
-from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
+from multihead._ground.types import Function, Layer, Metric, Nested, Tensor, Variable
 from multihead.heads._named import NamedHead
 
 
@@ -56,6 +64,8 @@ class Network:
     # The layers that may change variables of their own in such a pass, each with its module
     with_state: tuple[tuple[Layer, Layer], ...] = ()
     measured: tuple[NamedHead, ...] = ()  # the heads that are not trained, and have metrics
+    # The trainer itself, whose own losses and metrics count besides those of the modules; None if there is none
+    trainer: Layer = None
     # The positions in `variables.all` of variables that are not trained, and need no gradients
     frozen: frozenset[int] = frozenset()
 
@@ -67,6 +77,7 @@ class Network:
         weighting: Layer = None,
         read_by_losses: Sequence[Sequence[Variable]] = (),
         measured: Sequence[NamedHead] = (),
+        trainer: Layer = None,
     ) -> Network:
         """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
         of_encoder = list(getattr(encoder, "trainable_variables", []))
@@ -94,6 +105,7 @@ class Network:
             stateful=tuple(bool(state_variables(head.module)) for head in heads),
             with_state=tuple(with_state.values()),
             measured=tuple(measured),
+            trainer=trainer,
         )
 
     @property
@@ -138,6 +150,19 @@ class Network:
         return [layer for layer, module in self.with_state if is_frozen(layer, module)]
 
     @property
+    def metrics_of_layers(self) -> list[Metric]:
+        """The metrics that the trainer itself and the layers of the modules keep, each once, in the order of Keras."""
+        modules = [*self.modules, *(head.module for head in self.measured)]
+        found = [metric for each in modules for metric in metrics_of_layers(each)]
+        own = [] if self.trainer is None else self.trainer._metrics
+        return list({id(metric): metric for metric in (*own, *found)}.values())
+
+    @property
+    def losses_of_trainer(self) -> dict[int, tuple[str, Function]]:
+        """The losses that were added to the trainer itself."""
+        return {} if self.trainer is None else own_losses(self.trainer)
+
+    @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass in training mode may change, such as moving averages."""
         found = [variable for module in self.modules for variable in state_variables(module)]
@@ -164,7 +189,7 @@ def loss_of_call(module: Layer) -> tf.Tensor | None:
 
 def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
     """The sum of the losses of weights, float32; None without any. Those of heads alone count if one of them is active."""
-    found = dict[int, tuple[str, Function]](losses_of_weights(network.encoder))
+    found = dict[int, tuple[str, Function]]({**losses_of_weights(network.encoder), **network.losses_of_trainer})
     of_encoder, owners = set(found), dict[int, list[int]]()
     for k, head in enumerate(network.heads):
         for key, each in losses_of_weights(head.module).items():

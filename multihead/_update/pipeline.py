@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import tensorflow as tf
 
 from multihead._data.batch import Batch
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
+from multihead._ground.layers import all_layers
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Nested
-from multihead._ground.validation import stop_unless
+from multihead._ground.validation import quoted, stop_unless
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas
 from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
@@ -33,7 +35,11 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 2. Weights: which heads train at this step, and how much each loss counts.
     head_weights, never_idle = head_weights_at(network.heads, step), _never_idle(spec, batches)
     active = _checked(_active(spec, head_weights, counts, step), never_idle)
-    known = {"active": active, "meeting": meeting_of(network.heads, active), "conditional": _may_be_idle(spec, batches)}
+    known = {
+        "active": active,
+        "meeting": meeting_of(network.heads, active),
+        "conditional": _may_be_idle(spec, batches, never_idle),
+    }
     known |= {"counts": counts, "examples": examples, "scale": scale, "step": step}
     weights = LossWeights.of(spec.weighting, head_weights, **known)
 
@@ -41,7 +47,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # gradients are combined, once; each head keeps its own variables' gradients.
     parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
     micro_batches = MicroBatches(parts, spec.num_micro_batches)
-    sums, losses, combined = spec.way.gradients(network, micro_batches, weights)
+    with _exchanges_in_words(spec):
+        sums, losses, combined = spec.way.gradients(network, micro_batches, weights)
     own = sums.of_heads(network, losses.factors)
 
     # 4. Regularizers of weights, which have no micro-batches and no replicas.
@@ -120,13 +127,32 @@ def _checked(active: tf.Tensor, never_idle: Sequence[bool]) -> tf.Tensor:
         return tf.identity(active)
 
 
-def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
+def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch], never_idle: Sequence[bool]) -> list[bool]:
     """For each head, whether it is computed under a condition, so that nothing of it changes while it is idle."""
     by_schedule = spec.plan.may_be_idle or not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     heads = zip(spec.network.heads, spec.network.stateful)
     in_doubt = [head.loss.has_count or head.loss.takes_labelled_rows for head in spec.network.heads]
-    return [by_schedule or head.name in weighted or stateful or own for (head, stateful), own in zip(heads, in_doubt)]
+    may_be = [by_schedule or head.name in weighted or stateful for head, stateful in heads]
+    return [own or (idle and not never) for idle, never, own in zip(may_be, never_idle, in_doubt)]
+
+
+@contextmanager
+def _exchanges_in_words(spec: UpdateSpec) -> Iterator[None]:
+    """Within, TensorFlow's error for layers that exchange values between replicas where it cannot do so, in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        layers = [layer for module in spec.network.modules for layer in all_layers(module)]
+        names = quoted(layer.name for layer in layers if getattr(layer, "synchronized", False))
+        raise ValueError(
+            "`strategy` must not have several replicas if a layer exchanges values between them in micro-batches, or in a "
+            f"head that may be idle, which is computed under a condition. Received: {replicas.num_replicas()} replicas, "
+            f"{spec.num_micro_batches} micro-batches, and the synchronized layers {names}. Use `synchronized=False`, or "
+            "`micro_batches=1` and arrays in which no label is missing, without sample weights and schedules."
+        ) from error
 
 
 def _floats(nest: Nested) -> list[tf.Tensor]:

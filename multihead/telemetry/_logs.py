@@ -98,13 +98,24 @@ class LogMetrics:
         self.sums = Sums(self, len(self._keys), len(self.averaged), (latest, len(self.columns)))
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
         self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
+        self._adds_losses |= bool(spec.network.losses_of_trainer)
         self._names_in_logs: list[str] | None = None
 
     @property
     def all(self) -> list[Metric]:
         """All metrics, including those of the heads."""
         own = [metric for head in (*self.heads, *self.measured) for metric in head.metrics or []]
-        return [self.sums, *own]
+        return list({id(metric): metric for metric in (self.sums, *own, *self.spec.network.metrics_of_layers)}.values())
+
+    def _results_of_layers(self) -> dict[str, Tensor]:
+        """The results of the metrics that layers keep, by their own names, as in Keras."""
+        own = {id(metric) for head in (*self.heads, *self.measured) for metric in head.metrics or []}
+        found: dict[str, Tensor] = {}
+        for metric in self.spec.network.metrics_of_layers:
+            if id(metric) not in own and metric.variables:
+                result = metric.result()
+                found.update(result if isinstance(result, dict) else {metric.name: result})
+        return found
 
     @property
     def counters(self) -> list[tf.Variable]:
@@ -160,7 +171,12 @@ class LogMetrics:
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
-        if loss is not None and not self._adds_losses:
+        if loss is not None:
+            self.show_added()
+
+    def show_added(self) -> None:
+        """Shows the losses that layers add from now on."""
+        if not self._adds_losses:
             self._adds_losses, self._names_in_logs = True, None
 
     def _record(self, update: Update, applied: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -226,6 +242,7 @@ class LogMetrics:
             values, numbers = map(tf.convert_to_tensor, variables)
             averages = tf.unstack(where(numbers > 0, values, float("nan")))
             logs.update({f"{name}_average": value for name, value in zip(self.averaged, averages)})
+        logs.update({name: value for name, value in self._results_of_layers().items() if name not in logs})
         logs["skipped_updates"] = tf.cast(tf.unstack(self.spec.faults.numbers_of_epoch.read_value())[0], tf.float32)
         return logs
 
@@ -245,7 +262,8 @@ class LogMetrics:
         else:
             total = weigh(self.spec.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
         added = {ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}
-        return {"loss": or_nan(total + means[ADDED_LOSS], tf.reduce_any(active)), **added, **logs}
+        loss = or_nan(total + means[ADDED_LOSS], tf.reduce_any(active))
+        return {**self._results_of_layers(), "loss": loss, **added, **logs}
 
     def names(self) -> list[str]:
         """The names of all statistics of an epoch."""
@@ -258,7 +276,8 @@ class LogMetrics:
         of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
-        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
+        of_layers = [name for name in self._results_of_layers() if name not in ("loss", *of_heads)]
+        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added, *of_layers]
 
     def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of the logs for the progress line: losses, each head's first metric, and what callbacks have added.

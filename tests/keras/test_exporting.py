@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -203,6 +204,41 @@ def test_inputs_are_named_by_their_keys(tmp_path):
     }
     with pytest.raises(ValueError, match=r"`inputs` must have distinct names\. Received: 'x', 'b_1'\."):
         trainer.export(tmp_path / "z", "y", inputs=same_name)
+
+
+class OfTwo(keras.layers.Layer):
+    """An encoder of two inputs, by name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.key, self.dense = name, keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(tf.concat([inputs["p"], inputs[self.key]], axis=-1))
+
+
+NAMES = ["q2", "A_b9_", "a__b", "inputs", "training", "user id", "q-2", "a.b", "_x", "x__", "2x", "größe", "self", "class"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_of_any_name_are_exported_or_refused_in_words(name, tmp_path):
+    x = {"p": np.ones((2, 2), "float32"), name: np.ones((2, 1), "float32")}
+    trainer = MultiHeadTrainer(OfTwo(name))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", run_eagerly=True)
+    trainer.evaluate(x, {"a": np.ones((2, 1), "float32")}, verbose=0)
+    expected, other = trainer.predict(x, verbose=0)["a"], name
+    if NAMES.index(name) < 5:
+        trainer.export(tmp_path / "model")
+    else:
+        with pytest.raises(ValueError, match=rf"^`inputs` must have names .*Received: '{re.escape(name)}'\..*name='input_"):
+            trainer.export(tmp_path / "model")
+        other = "other"
+        specs = {"p": tf.TensorSpec([None, 2], name="p"), name: tf.TensorSpec([None, 1], name=other)}
+        trainer.export(tmp_path / "model", inputs=specs)
+    signature = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    found = signature(**{"p": tf.constant(x["p"]), other: tf.constant(x[name])})
+    np.testing.assert_allclose(found["a"], expected, atol=1e-6)
 
 
 WRONG = [

@@ -270,6 +270,57 @@ def test_a_saved_trainer_of_a_model_predicts_and_trains_as_before(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
+def shared_by(where):
+    """A model of three outputs, and a layer, a nested model or a nested layer that several of its parts call."""
+    inputs = keras.Input((6,))
+    shared = layers.Dense(6, activation="tanh", name="shared")
+    if where.endswith("a model"):
+        symbol = keras.Input((6,))
+        shared = keras.Model(symbol, layers.Dense(6)(layers.Dense(5, activation="tanh")(symbol)), name="shared")
+    elif where.endswith("a sequence"):
+        shared = keras.Sequential([keras.Input((6,)), layers.Dense(6, activation="tanh")], name="shared")
+    in_encoder = where.startswith("encoder")
+    hidden = layers.Dense(6, activation="tanh")(shared(shared(inputs)) if in_encoder else inputs)
+    a, b = shared(hidden), shared(layers.Dense(6)(hidden))
+    b = shared(b) if where.startswith("twice") else b
+    return keras.Model(
+        inputs, {name: layers.Dense(2, name=name)(each) for name, each in (("a", a), ("b", b), ("c", hidden))}
+    )
+
+
+SHARED = [
+    "outputs",
+    "encoder and outputs",
+    "twice in an output",
+    "outputs: a model",
+    "encoder: a model",
+    "outputs: a sequence",
+]
+
+
+@pytest.mark.first_cases(6)
+@pytest.mark.parametrize("where", SHARED)
+def test_a_trainer_whose_parts_share_a_layer_is_saved_and_loaded(where, tmp_path):
+    model = shared_by(where)
+    model.compile("sgd", "mse", run_eagerly=True)
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.compile(run_eagerly=True)
+    data = normal(6), dict.fromkeys("abc", normal(2))
+    trainer.fit(*data, verbose=0)
+    path = tmp_path / "trainer.keras"
+    trainer.save(path)
+    loaded = keras.models.load_model(path)
+    loaded.save(path)  # also once more, by what was loaded
+    for again in (loaded, keras.models.load_model(path)):
+        assert len(again.trainable_weights) == len(trainer.trainable_weights)
+        for name, expected in trainer.predict(data[0], verbose=0).items():
+            np.testing.assert_allclose(again.predict(data[0], verbose=0)[name], expected, rtol=1e-5, atol=1e-6)
+    for each in (trainer, loaded):
+        each.fit(*data, verbose=0, shuffle=False)
+    for one, other in zip(trainer.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------- errors
 
 
