@@ -10,6 +10,10 @@ with equal running norms. With `", rates as alone"`, the heads' own variables ha
 the heads alone; with `", as large"`, the encoder is as wide as it can be while the joint model has no more parameters than
 the single-task models together; with `", twice as wide"`, twice as wide; with `", sqrt(n) updates"`, `n` heads are trained
 with so many times the updates. `write` writes all tables and pictures into the pages.
+
+`advice` is another kind of experiment: what the suggestions of `diagnose` do to a population of models.
+
+    python -m benchmarks.research advice --models 0-49
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.research import digits, molecules, pages, problems, published, requests, runner, text, tickets
+from benchmarks.research import advice, digits, molecules, pages, problems, published, requests, runner, text, tickets
 from benchmarks.research.record import LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, keep, read
 from examples._command_line import InputError, Parser, whole
 
@@ -124,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Lists the experiments, or runs one, and returns the exit status."""
     parser = Parser("benchmarks.research", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("experiment", nargs="?", choices=[*EXPERIMENTS, "write"], help="the experiment, or `write`")
+    add("experiment", nargs="?", choices=[*EXPERIMENTS, "advice", "write"], help="the experiment, or `write`")
     for flag in ("sets", "optimizers", "variants"):
         add(f"--{flag}", nargs="+", metavar="NAME", help=f"{flag} (default: those of the experiment)")
     add("--seeds", type=whole(1), metavar="N", help="number of seeds")
@@ -132,10 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--runs", type=Path, metavar="FOLDER", help="folder of the finished runs (default: runs/EXPERIMENT)")
     add("--results", type=Path, metavar="FILE", help="file of the results (default: that of the experiment)")
     add("--quick", action="store_true", help="one data set, two variants, one seed, three updates, a tenth of the data")
+    add("--models", metavar="A-B", default="0-199", help="models of the population of `advice` (default: 0-199)")
     add("--table", action="store_true", help="only print the tables of the results, in Markdown")
     options = parser.parse_args(arguments)
     if options.experiment is None:
         print("\n".join(f"{name}\n    {each.text}" for name, each in EXPERIMENTS.items()))
+        return 0
+    if options.experiment == "advice":
+        file = options.results or (Path("runs", "quick", "advice.jsonl") if options.quick else advice.FILE)
+        if not options.table:
+            size = {"seeds": 1, "updates": 24} if options.quick else {}
+            advice.run(advice.numbers(options.models)[: 1 if options.quick else None], file, **size)
+        print(advice.tables(read(file)), end="")
         return 0
     if options.experiment == "write":
         pages.write({name: each.tables(read(RESULTS / f"{name}.jsonl")) for name, each in EXPERIMENTS.items()})

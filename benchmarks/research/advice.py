@@ -1,0 +1,137 @@
+"""What the advice of `diagnose` does to models that nobody picked: whom it helps, whom it hurts, and what it finds.
+
+    python -m benchmarks.research advice --models 0-49
+
+Each model of the population is diagnosed, and trained on three seeds with the plain sum, with each part of the suggestion by
+itself, with all of it, and with `NormFloor()` always; the learning rate decays to zero, and heads are judged on held-out
+data in the units of their targets. A model is a line of the results; models that have one are not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from benchmarks.research import population
+from benchmarks.research.record import RESULTS, read
+
+FILE = RESULTS / "advice.jsonl"
+PLAIN, WHOLE, ALWAYS = "plain sum", "suggestion", "NormFloor always"
+SEEDS, UPDATES, BATCH = 3, 600, 64
+
+Line = dict[str, Any]
+
+
+def measure(number: int, *, seeds: int = SEEDS, updates: int = UPDATES) -> Line:
+    """The line of a model: its findings, its suggestion, and each head's metric by variant and seed."""
+    drawn = population.model(number)
+    data = drawn.data()
+    values: dict[str, dict[str, list[float | None]]] = {}
+    found: Line = {}
+    for seed in range(seeds):
+        keras.utils.set_random_seed(seed)
+        trainer = drawn.build()
+        trainer.compile(keras.optimizers.Adam(drawn.learning_rate))
+        report = trainer.diagnose(*data["train"], batch_size=BATCH)
+        if not seed:
+            found = {
+                "findings": [[each.kind, list(each.heads)] for each in report.findings],
+                "suggestion": repr(report.suggestion),
+            }
+        variants = {PLAIN: {}, **report.parts, WHOLE: report.suggestion, ALWAYS: {"balancer": "NormFloor"}}
+        for name, options in variants.items():
+            if name == WHOLE and not options:
+                continue
+            for head, value in _trained(drawn, data, seed, updates, options).items():
+                values.setdefault(name, {}).setdefault(head, []).append(value if math.isfinite(value) else None)
+    return {
+        "model": number,
+        "heads": {name: [task.kind, *task.metric] for name, task in drawn.tasks.items()},
+        "encoder": f"{drawn.encoder} {drawn.width}",
+        "missing": drawn.lacking,
+        "planted": sorted(map(list, drawn.planted)),
+        **found,
+        "values": values,
+    }
+
+
+def _trained(drawn: population.Model, data: Any, seed: int, updates: int, options: Line) -> dict[str, float]:
+    """Each head's metric on the held-out data after training."""
+    keras.utils.set_random_seed(seed)
+    trainer = drawn.build()
+    epochs = max(round(updates * BATCH / population.TRAINED), 1)
+    steps = epochs * math.ceil(population.TRAINED / BATCH)
+    trainer.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(drawn.learning_rate, steps)), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of updates that were skipped
+        try:
+            trainer.fit(*data["train"], batch_size=BATCH, epochs=epochs, verbose=0)
+        except ValueError:  # nothing but such updates, or predictions that are no probabilities
+            return dict.fromkeys(drawn.tasks, math.nan)
+    result = trainer.evaluate(*data["test"], batch_size=256, verbose=0, return_dict=True)
+    return {name: float(result[f"{name}_{task.metric[0]}"]) for name, task in drawn.tasks.items()}
+
+
+def compared(lines: Sequence[Line], variant: str) -> list[tuple[int, str, float]]:
+    """By model and head, how far a variant is from the plain sum in standard errors of the difference; above 0 is better."""
+    found = []
+    for line in lines:
+        for head, (_, _, direction) in line["heads"].items():
+            plain, other = (line["values"].get(name, {}).get(head) for name in (PLAIN, variant))
+            if plain is None or other is None or len(other) < len(plain) or len(plain) < 2:
+                continue
+            one, two = (np.array([np.nan if value is None else value for value in each], float) for each in (plain, other))
+            difference = (two - one) * (1 if direction == "max" else -1)
+            error = difference.std(ddof=1) / math.sqrt(len(difference))
+            # Differences below a thousandth are none, whatever their error.
+            floor = 1e-3 * max(float(np.abs(one).mean()), 1e-12)
+            found.append((line["model"], head, float(difference.mean() / max(error, floor))))
+    return found
+
+
+def tables(lines: Sequence[Line]) -> str:
+    """Heads better and worse, and how often each finding is there with and without its cause, in Markdown."""
+    variants = [name for name in dict.fromkeys(v for line in lines for v in line["values"]) if name != PLAIN]
+    rows = ["| against the plain sum | heads | better | worse | worst |", "| --- | --- | --- | --- | --- |"]
+    for variant in variants:
+        found = [each for each in compared(lines, variant) if math.isfinite(each[2])]
+        better, worse = (sum(sign * z > 2 for _, _, z in found) for sign in (1, -1))
+        lowest = min(found, key=lambda each: each[2], default=None)
+        worst = f"model {lowest[0]}, `{lowest[1]}`: {lowest[2]:.1f}" if lowest and lowest[2] < -2 else ""
+        rows.append(f"| {variant} | {len(found)} | {better} | {worse} | {worst} |")
+    kinds = sorted({kind for line in lines for kind, _ in line["planted"]})
+    rows += ["", "| finding | planted | found | not planted | found |", "| --- | --- | --- | --- | --- |"]
+    for kind in kinds:
+        with_cause, without = [0, 0], [0, 0]
+        for line in lines:
+            said = {head for each, heads in line["findings"] if each == kind for head in heads}
+            for head in line["heads"]:
+                counts = with_cause if [kind, head] in line["planted"] else without
+                counts[0] += 1
+                counts[1] += head in said
+        cells = [f"{number} | {part / number:.2f}" if number else "0 | " for number, part in (with_cause, without)]
+        rows.append(f"| `{kind}` | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of models from `3`, or `0-9`."""
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def run(chosen: Sequence[int], file: Path = FILE, **options: int) -> None:
+    """Trains the models that have no line yet, and writes a line for each at once."""
+    known = {line["model"] for line in read(file)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for number in chosen:
+        if number not in known:
+            with file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(measure(number, **options)) + "\n")
