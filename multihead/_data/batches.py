@@ -44,16 +44,16 @@ def check_batched(nest: Nested, received: str) -> None:
 class _Completion:
     """Brings batches to one structure, `specs`: a head without targets gets placeholders with a sample weight of 0.
 
-    The structure is that of the `first` batches: two at least, and until every head has had targets.
+    The structure is that of the first batches, which are appended to `read`: two at least, and until every head has had
+    targets.
     """
 
-    def __init__(self, x: Dataset, batches: Iterable[Nested], head_names: Sequence[str]) -> None:
+    def __init__(self, x: Dataset, batches: Iterable[Nested], head_names: Sequence[str], read: list[Nested]) -> None:
         self._head_names, self._source = list(head_names), type(x).__name__
         self._inputs: Nested = None
-        self.first: list[Nested] = []
         found: list[Batch] = []
         for batch in itertools.islice(batches, _LOOKED_AT):
-            self.first.append(batch)
+            read.append(batch)
             found.append(open_batch_size(self._read(batch)))
             if len(found) > 1 and {name for each in found for name in each.targets} >= set(head_names):
                 break
@@ -115,18 +115,21 @@ class _Completion:
 
 def read_iterable(x: Iterable[Nested], head_names: Sequence[str]) -> Data:
     """A generator, which yields its batches once, or an iterable for several passes."""
-    batches = iter(x)
-    complete = _Completion(x, batches, head_names)
+    batches, read = iter(x), list[Nested]()
+    complete = _Completion(x, batches, head_names, read)
+    first = complete(read[0])
     if batches is x:
-        remaining = (complete(batch) for batch in itertools.chain(complete.first, batches))
-        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=complete(complete.first[0]))
+        ahead = (read.pop(0) for _ in range(len(read)))  # none of them is kept
+        remaining = (complete(batch) for batch in itertools.chain(ahead, batches))
+        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=first)
+    read.clear()
 
     def again(shuffle: Given = False) -> Iterator[Nested]:
         return (complete(batch) for batch in x)
 
     # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=tuple(complete.specs))
-    return Data(dataset, specs=complete.specs, batches=again, first=complete(complete.first[0]))
+    return Data(dataset, specs=complete.specs, batches=again, first=first)
 
 
 class _CompletedSequence(keras.utils.Sequence):
@@ -169,6 +172,7 @@ def read_sequence(x: Dataset, head_names: Sequence[str]) -> Data:
     """A `PyDataset` (Keras 2: `Sequence`), whose length may be unknown."""
     length = x.num_batches if hasattr(x, "num_batches") else len(x)
     indices: Iterable[int] = itertools.count() if length is None else range(length)
-    complete = _Completion(x, (x[i] for i in indices), head_names)
+    read = list[Nested]()
+    complete = _Completion(x, (x[i] for i in indices), head_names, read)
     made = _CompletedSequence(x, complete)
-    return Data(made, specs=complete.specs, batches=made.batches, length=length, first=complete(complete.first[0]))
+    return Data(made, specs=complete.specs, batches=made.batches, length=length, first=complete(read[0]))

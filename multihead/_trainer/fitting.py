@@ -66,6 +66,7 @@ class FittedTrainer(TrainerState):
             windows, loop["steps_per_epoch"] = in_windows(data.x, size, ahead, strategy, loop["steps_per_epoch"])
             data = data._replace(x=windows)
         loop["callbacks"] = self._shown(callbacks, loop["verbose"], validates=validates)
+        data = data._replace(first=None)  # which nothing needs from here on
         with self._in_phase("fit", self._planned(class_weight, checked)), ExitStack() as stack:
             self._set_idle([])  # until a run reaches its checkpoint
             self._validation.value = found

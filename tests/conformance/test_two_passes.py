@@ -116,7 +116,7 @@ def trained(make, *, repeats=True, **options):
         trainer.add_head("tied", keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(1)]), "mse")
         trainer.compile(keras.optimizers.SGD(0.02), **{"balancer": "UPGrad", "micro_batches": 3, **options})
         y = {name: (X[:, :1] * k).astype("float32") for k, name in enumerate(trainer.heads, start=1)}
-        trainer.compute_gradients((X, y))
+        trainer.compute_gradients([(X, y)])
         assert isinstance(trainer.update_spec.way, TwoPasses) == repeats
     history = trainer.fit(X, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history
     return tiny.values(trainer.variables), history

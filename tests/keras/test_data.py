@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 
 import keras
 import numpy as np
@@ -354,3 +356,39 @@ def test_errors_name_what_was_passed_before_anything_is_trained(pair, make_data,
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
         pair.fit(x, y, verbose=0, **options)
     assert int(np.array(pair.update_count)) == before
+
+
+class Alive(keras.callbacks.Callback):
+    """Counts the arrays that are still there, at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.counts = [], []
+
+    def batches(self):
+        for _ in range(6):
+            made = np.ones([4, 3], "float32"), np.ones([4, 1], "float32")
+            self.made += map(weakref.ref, made)
+            yield made
+
+    def on_epoch_end(self, epoch, logs=None):
+        gc.collect()
+        self.counts.append(sum(each() is not None for each in self.made[:4]))
+
+
+@pytest.mark.parametrize("kind", ["generator", "iterable"])
+def test_no_more_of_the_first_batches_is_kept_than_by_keras(kind):
+    counts = []
+    for trainer in (keras.Sequential([keras.layers.Dense(1)]), MultiHeadTrainer(keras.layers.Dense(2))):
+        alive = Alive()
+        x = alive.batches()
+        if kind == "iterable" and isinstance(trainer, MultiHeadTrainer):
+            x = type("Again", (), {"__iter__": lambda _, alive=alive: alive.batches()})()
+        if isinstance(trainer, MultiHeadTrainer):
+            trainer.add_head("a", keras.layers.Dense(1), "mse")
+            trainer.compile("sgd")
+        else:
+            trainer.compile("sgd", "mse")
+        trainer.fit(x, verbose=0, callbacks=[alive])
+        counts += alive.counts
+    assert counts[1] <= (counts[0] if kind == "generator" else 0)
