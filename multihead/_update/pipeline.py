@@ -139,7 +139,7 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch], never_idle: Sequenc
 
 @contextmanager
 def _exchanges_in_words(spec: UpdateSpec) -> Iterator[None]:
-    """Within, TensorFlow's error for layers that exchange values between replicas where it cannot do so, in words."""
+    """Within, TensorFlow's error for layers that must exchange values between replicas and cannot is a sentence."""
     try:
         yield
     except RuntimeError as error:
