@@ -70,7 +70,7 @@ class SavedTrainer(keras.Model):
         trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
         for head in config["heads"]:
             known = [trainer.encoder, *(each.module for each in trainer.heads.values())]
-            arguments = restored_apart(lambda head=head: {key: restore(value) for key, value in head.items()}, known)
+            arguments = restored_apart(partial(_restored, head, restore), known)
             trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
 
@@ -212,3 +212,8 @@ class SavedTrainer(keras.Model):
         chosen = [self._setup.head(name) for name in names]
         check_known(chosen, method)
         return chosen
+
+
+def _restored(config: Config, restore: Function) -> Config:
+    """The values of a configuration, each restored."""
+    return {key: restore(value) for key, value in config.items()}
