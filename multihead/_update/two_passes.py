@@ -103,7 +103,8 @@ class TwoPasses(Way):
             return _Sums(sums, encoder, found.shared, self._measured(rows)), _Kept(rows, found.of_added)
 
         def second(repeated: MicroBatch) -> Nested:
-            leaves = total([*times(repeated.labels.of_losses, factors), repeated.labels.of_added])
+            gradients: Nested = repeated.labels  # a `_Kept`
+            leaves = total([*times(gradients.of_losses, factors), gradients.of_added])
             return EncoderPass(network, repeated.inputs, weights).through_encoder(leaves, with_added=True)
 
         def again() -> list[Gradient]:
