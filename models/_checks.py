@@ -97,9 +97,12 @@ def check_ids(argument: str, value: Any) -> tf.Tensor:
     """
     ids = tf.convert_to_tensor(value)
     if ids.shape.rank != 2 or not ids.dtype.is_integer:
+        remedy = "Turn the texts into padded ids first."
+        if ids.dtype.is_floating:
+            remedy = f"Convert them, say by `{argument}.astype('int32')`; what is missing is padding, not NaN."
         raise ValueError(
             f"`{argument}` must be integer ids of shape [batch, time]. "
-            f"Received: dtype {ids.dtype.name}, shape {ids.shape}. Turn the texts into padded ids first."
+            f"Received: dtype {ids.dtype.name}, shape {ids.shape}. {remedy}"
         )
     return ids
 

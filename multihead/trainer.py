@@ -156,7 +156,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         class_weight: Mapping[int, float] | None = None,
         target_scaling: Given = None,
         trains_encoder: bool = True,
-        couples_rows: bool = False,
+        couples_rows: bool | None = None,
         learning_rate_multiplier: Rate = 1.0,
         weight_decay_multiplier: Rate = 1.0,
     ) -> None:

@@ -14,7 +14,7 @@ from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data, check_not_empty, num_examples
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica, validates_during_fit
 from multihead._ground.types import Config, Dataset, Nested
-from multihead._ground.validation import is_number
+from multihead._ground.validation import is_number, with_message
 
 
 def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
@@ -79,7 +79,7 @@ def read_call(arguments: Config, head_names: Sequence[str]) -> tuple[Data, Data 
         x, y, sample_weight = (*given, None)[:3] if is_tuple else (given, None, None)
         return data, read(x, y, sample_weight, head_names), loop
     except (ValueError, TypeError) as error:
-        raise type(error)(f"In `validation_data`: {error}") from error
+        raise with_message(error, f"In `validation_data`: {error}") from error
 
 
 def for_keras(data: Data, validation: Data | None, loop: Config) -> Config:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.batch import Batch, by_head, open_batch_size
+from multihead._data.batch import Batch, by_head, open_batch_size, unmasked
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import is_tensor
 from multihead._ground.types import Dataset, Given, Nested, Tensor
@@ -35,7 +35,7 @@ def _is_list_of_numbers(value: Given) -> bool:
 def _as_array(argument: str, value: Given) -> Nested:
     if value is None or is_tensor(value):
         return value
-    received = type(value).__name__
+    value, received = unmasked(argument, value), type(value).__name__
     if hasattr(value, "tocoo"):  # a sparse matrix of SciPy
         matrix = value.tocoo()
         indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")

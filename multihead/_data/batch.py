@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.types import Config, Nested, Shape, Tensor
@@ -46,10 +48,46 @@ def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[st
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)
+    are_targets = not argument.startswith("sample_weight")
+    values = {name: unmasked(f"{argument}[{name!r}]", value, are_targets=are_targets) for name, value in values.items()}
     for name, value in values.items():
         if tf.is_tensor(value) or (isinstance(value, tf.TypeSpec) and not is_absent(value)):
             check_dense(f"`{argument}[{name!r}]`", value)
     return {name: value for name, value in values.items() if not is_absent(value)}
+
+
+def unmasked(argument: str, value: Nested, *, are_targets: bool = False) -> Nested:
+    """An array without a mask: masked targets, and those that are None in a list of numbers, become NaN.
+
+    A `TypeError` if they cannot: NaN marks targets with fractions alone, and no inputs or weights.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        if not np.ma.getmaskarray(value).any():
+            return value.data
+        if are_targets and np.issubdtype(value.dtype, np.floating):
+            return value.filled(np.nan)
+        what, remedy = "with masked values", "Pass `array.filled(0)`."
+        if are_targets:
+            what = f"of dtype {value.dtype}, which has no NaN to mark what is missing"
+            remedy = "Pass `array.filled(-1)`, and `ignore_label=-1` to `add_head`."
+        raise TypeError(f"`{argument}` must be an array without a mask. Received: a masked array {what}. {remedy}")
+    leaves = _leaves(value) if are_targets and isinstance(value, (list, tuple)) else []
+    if any(leaf is None for leaf in leaves) and all(
+        leaf is None or isinstance(leaf, (numbers.Real, np.bool_)) for leaf in leaves
+    ):
+        try:
+            return np.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"`{argument}` must have rows of one length. Received: a {type(value).__name__} of lists of different "
+                "lengths. Pad them to one length."
+            ) from error
+    return value
+
+
+def _leaves(value: Nested) -> list[object]:
+    """What nested lists hold."""
+    return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, (list, tuple)) else [value]
 
 
 def is_absent(value: object) -> bool:
@@ -103,7 +141,7 @@ def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:
 def as_tensors(nest: Nested) -> Nested:
     """Converts arrays and numbers in a nest to tensors; ragged and sparse tensors stay what they are."""
     return tf.nest.map_structure(
-        lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value), nest
+        lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(unmasked("x", value)), nest
     )
 
 

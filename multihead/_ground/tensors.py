@@ -118,7 +118,27 @@ def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
 
 def wide(values: tf.Tensor) -> tf.Tensor:
     """Values in at least float32."""
-    return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
+    return values if values.dtype in (tf.float32, tf.float64) or values.dtype.is_complex else tf.cast(values, tf.float32)
+
+
+def has_gradients(tensor: Tensor) -> bool:
+    """Whether a tensor can have a gradient: its numbers are fractions, real or complex."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def as_real(gradient: tf.Tensor) -> tf.Tensor:
+    """A gradient with complex numbers as pairs, along another axis: products are then the real parts of Hermitian ones."""
+    if not gradient.dtype.is_complex:
+        return gradient
+    return tf.stack([tf.math.real(gradient), tf.math.imag(gradient)], axis=-1)
+
+
+def like_complex(gradient: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """The inverse of `as_real` for the gradient of a tensor."""
+    if not tensor.dtype.is_complex:
+        return gradient
+    real, imaginary = tf.unstack(tf.cast(gradient, tensor.dtype.real_dtype), axis=-1)
+    return tf.complex(real, imaginary)
 
 
 def added(first: Gradient, second: Gradient) -> Gradient:

@@ -214,5 +214,10 @@ def errors_in_words() -> Iterator[None]:
     except (ValueError, TypeError) as error:
         while_traced = _WHILE_TRACED.search(str(error))
         if while_traced is not None:
-            raise type(error)(while_traced.group(1).rstrip()) from None
+            raise with_message(error, while_traced.group(1).rstrip()) from None
         raise
+
+
+def with_message(error: ValueError | TypeError, text: str) -> ValueError | TypeError:
+    """An error with another message, of Python's own class: others may take other arguments than a text."""
+    return ValueError(text) if isinstance(error, ValueError) else TypeError(text)

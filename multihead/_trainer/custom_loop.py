@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._data.arguments import read_batches
 from multihead._data.arrays import as_arrays
-from multihead._data.batch import Batch
+from multihead._data.batch import Batch, unpack
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
 from multihead._ground.keras import tensor_variable
@@ -154,8 +154,9 @@ class CustomLoops(TrainerState):
         Args:
             batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
             at: `"representation"`: the gradients with respect to each floating-point leaf of the representation, with the
-                leaf's shape, `[batch, ...]`; on several replicas, of the replica's own examples. `"parameters"`: those with
-                respect to each trainable variable of the encoder, over all replicas.
+                leaf's shape, `[batch, ...]`, and for complex numbers another axis of real and imaginary parts; on several
+                replicas, of the replica's own examples. `"parameters"`: those with respect to each trainable variable of
+                the encoder, over all replicas.
 
         Returns:
             A dict from head name to a list of gradients: dense tensors, `tf.IndexedSlices`, or None where the head does not
@@ -254,7 +255,8 @@ class CustomLoops(TrainerState):
 
     def _prepared(self, batch: Nested) -> Batch:
         """A batch of a custom training loop, as tensors."""
-        return self._unpack(as_arrays("batch", tuple(batch)))
+        named = unpack(tuple(batch), self._setup.all_names)
+        return self._unpack(tuple(as_arrays(part, value) for part, value in named._asdict().items()))
 
     @contextmanager
     def _at_step(self) -> Iterator[UpdateSpec]:

@@ -18,14 +18,14 @@ from multihead._data.batch import Batch, batch_size, sample_of
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
-from multihead._ground.tensors import where
+from multihead._ground.tensors import has_gradients, where
 from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
+from multihead.heads._counts import check_count
 from multihead.heads._labels import missing
 from multihead.heads._named import NamedHead
-from multihead.heads._rows_apart import check_rows_apart
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,12 @@ def build_modules(
 
     Modules that are not traced run on `sample`, some examples; None makes some of ones and zeros.
     """
-    shapes, representation = trace_predictions(encoder, heads, specs, known.predictions, sample, eagerly=eagerly)
-    predictions = dict(shapes.predictions)
+    shapes = trace_predictions(encoder, heads, specs, known.predictions, sample, eagerly=eagerly)
+    predictions, coupled = dict(shapes.predictions), [head for head in heads if head.loss.couples_rows]
+    if coupled:
+        have_rows = leaves_with_rows(encoder, specs.inputs)
+        for head in coupled:
+            head.leaves_with_rows = have_rows
     for module in (encoder, *(head.module for head in heads)):
         run_in_graphs(module)
     for head in heads:
@@ -63,7 +67,7 @@ def build_modules(
                 read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
                 predictions[head.name] = found._replace(read_by_loss=read)
             if is_new:
-                check_rows_apart(head, representation, targets, found.spec)
+                check_count(head, targets, found.spec)
     return replace(shapes, predictions={**known.predictions, **predictions})
 
 
@@ -75,8 +79,8 @@ def trace_predictions(
     sample: Batch | None,
     *,
     eagerly: bool,
-) -> tuple[Shapes, Nested]:
-    """Builds the encoder and the heads for a batch; the shapes that this shows, and the specs of the representation.
+) -> Shapes:
+    """Builds the encoder and the heads for a batch; the shapes that this shows.
 
     A head that reads its targets and has none in the batch is left out if it is `known` already.
     """
@@ -88,7 +92,7 @@ def trace_predictions(
         before.append((variable, tf.identity(variable) if tf.executing_eagerly() else None))
         return variable
 
-    def forward(inputs: Nested, targets: dict[str, Tensor]) -> tuple[Shapes, Nested]:
+    def forward(inputs: Nested, targets: dict[str, Tensor]) -> Shapes:
         with tf.variable_creator_scope(keep):
             with _Reading() as reading:
                 given = call_encoder(encoder, inputs, training=False)
@@ -103,15 +107,10 @@ def trace_predictions(
                         f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
                         f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
                     )
-        leaves = [
-            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
-            for leaf in tf.nest.flatten(representation.nest)
-        ]
-        shapes = Shapes(specs, found, len(representation.leaves))
-        return shapes, tf.nest.pack_sequence_as(representation.nest, leaves)
+        return Shapes(specs, found, len(representation.leaves))
 
-    def trace() -> tuple[Shapes, Nested]:
-        results: list[tuple[Shapes, Nested] | ValueError] = []
+    def trace() -> Shapes:
+        results: list[Shapes | ValueError] = []
 
         def once(inputs: Nested, targets: dict[str, Tensor]) -> None:
             if not results:  # TensorFlow traces a function that has created variables again
@@ -142,7 +141,7 @@ def trace_predictions(
         if lacking is not None:
             targets[head.name] = where(lacking, tf.zeros_like(given), given)
     try:
-        shapes, representation = forward(sample.inputs, targets)
+        shapes = forward(sample.inputs, targets)
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
         failed = True
     finally:
@@ -162,7 +161,24 @@ def trace_predictions(
         is_open = sizes | of_pairs if head.loss.couples_rows else sizes  # there may be a prediction for each pair of rows
         shape = [None if i == 0 or size in is_open else size for i, size in enumerate(found.spec.shape)]
         predictions[head.name] = found._replace(spec=tf.TensorSpec(shape, found.spec.dtype))
-    return replace(shapes, predictions=predictions), representation
+    return replace(shapes, predictions=predictions)
+
+
+def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
+    """For each leaf of the representation, whether it has a row for each example; None if a trace does not tell.
+
+    Prototypes, for one, belong to no example, and may be as many as the examples of a batch. Only the first axis of what
+    does belong to examples is open where the batch size is.
+    """
+    found = list[bool]()
+
+    def forward(inputs: Nested) -> None:
+        leaves = tf.nest.flatten(call_encoder(encoder, inputs, training=False))
+        found[:] = [tf.is_tensor(leaf) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves]
+
+    with suppress(Exception):  # an encoder whose Python depends on values
+        graph_function(forward).get_concrete_function(inputs)
+    return tuple(found) if any(found) else None
 
 
 class _Reading:
@@ -201,7 +217,7 @@ class _Reading:
 
     def depend(self, result: tf.Tensor) -> list[bool]:
         """For each watched tensor, whether a result depends on it."""
-        if not result.dtype.is_floating:
+        if not has_gradients(result):
             return [False] * len(self._watched)
         gradient = self._tape.gradient if self._tape else tf.gradients
         return [each is not None for each in gradient(result, self._watched)]
@@ -219,6 +235,8 @@ def _trace_head(
         except Exception as error:
             if head.reads is not None or tf.is_tensor(given):
                 raise
+            if isinstance(error, ValueError) and "Received: " in str(error):  # which says what is wrong
+                raise ValueError(f"In head {head.name!r}: {in_short(error)}") from error
             first = next(iter(given)) if isinstance(given, Mapping) else 0
             raise ValueError(
                 f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of "
@@ -236,7 +254,9 @@ def _trace_head(
         depends = reading.depend(predictions)
     else:
         depends = [head.reads_floats(given)] * len(leaves)
-    spec = tf.TensorSpec(predictions.shape, predictions.dtype)
+    # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
+    shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
+    spec = tf.TensorSpec(shape, predictions.dtype)
     return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 

@@ -182,6 +182,7 @@ def check_compile(
     if num_replicas > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
         check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
     coupled = [head.name for head in heads if head.loss.couples_rows]
+    undeclared = [head.name for head in heads if head.loss.is_undeclared]
     splits = (("micro_batches", checked.micro_batches, "Leave it out"), ("strategy", num_replicas, "Use one replica"))
     for name, number, remedy in splits:
         if coupled and number > 1:
@@ -190,6 +191,20 @@ def check_compile(
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
                 "`gradient_accumulation_steps`, which compares the rows of each batch."
             )
+        if undeclared and number > 1:
+            raise ValueError(
+                f"`couples_rows` of head {quoted(undeclared)} must be said where `{name}` splits a batch: its loss is none "
+                f"of Keras's and may compare rows. Received: couples_rows=None with {number} parts. Pass "
+                "`couples_rows=False` to `add_head` if each of its values depends on its own labels alone. "
+                f"Otherwise: {remedy[0].lower()}{remedy[1:]}."
+            )
+    if undeclared and checked.jit_compile is True:
+        raise ValueError(
+            f"`couples_rows` of head {quoted(undeclared)} must be said with `jit_compile`: its loss is none of Keras's and "
+            "gets the rows that have a label, which XLA cannot select. Received: couples_rows=None with jit_compile=True. "
+            "Pass `couples_rows=False` to `add_head` if each of its values depends on the label and the predictions at its "
+            "own place alone, or omit `jit_compile`."
+        )
     for name, default in (("balance_at", "representation"), ("balance_every", 1)):
         if checked.balancer is None and (value := getattr(checked, name)) != default:
             text = f"`{name}` has no effect without `balancer`. Pass it, or omit `{name}`. Received: {name}={value!r}."

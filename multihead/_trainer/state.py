@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from types import MappingProxyType
 
 import keras
@@ -240,8 +240,11 @@ class TrainerState(KerasHooks, keras.Model):
             return
         self._create(specs, examples)
         if wider != specs:
-            with suppress(ValueError):  # modules that need known sizes
+            before = self._shapes, self._built
+            try:
                 self._create(wider, examples)
+            except ValueError:  # modules that need known sizes; each batch is checked, and built for, by itself
+                self._shapes, self._built = before
 
     def _create(self, specs: Batch, examples: Data | Batch | None) -> None:
         unlock(self)

@@ -46,7 +46,7 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
             head.update_metrics(labels.in_units, predictions, labels.weights, read)
             return [head.loss_sum(labels.targets, predictions, labels.weights), loss_of_call(head.module)]
 
-        if network.heads[k].loss.takes_labelled_rows:
+        if network.heads[k].takes_labelled_rows:
             scalar = tf.zeros([0], tf.int32)
             loss_sum, of_module = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
         else:

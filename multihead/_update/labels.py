@@ -121,19 +121,26 @@ def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[N
         return representation, labels
     rows, size = labelled_rows(labels.weights), labels.weights.shape[0]
 
-    def gathered(tensor: Tensor) -> Tensor:
+    def gathered(tensor: Tensor, has_rows: bool | None = None) -> Tensor:
         # What has another number of rows, or none, belongs to no example: prototypes, for one.
-        if not tf.is_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] != size:
+        if (
+            not tf.is_tensor(tensor)
+            or not tensor.shape.rank
+            or not (tensor.shape[0] == size if has_rows is None else has_rows)
+        ):
             return tensor
         mask = keras_mask(tensor)
         return with_keras_mask(tf.gather(tensor, rows), None if mask is None else tf.gather(mask, rows))
 
-    return tf.nest.map_structure(gathered, representation), Labels(*map(gathered, labels))
+    leaves = tf.nest.flatten(representation)
+    known: Sequence[bool | None] = head.leaves_with_rows or ()
+    known = known if len(known) == len(leaves) else [None] * len(leaves)
+    return tf.nest.pack_sequence_as(representation, list(map(gathered, leaves, known))), Labels(*map(gathered, labels))
 
 
 def runs(head: NamedHead, active: tf.Tensor, labels: Labels) -> tf.Tensor:
     """Whether an active head runs on a micro-batch, a boolean scalar: a loss of labelled rows needs one."""
-    return active & tf.reduce_any(labels.weights > 0) if head.loss.takes_labelled_rows else active
+    return active & tf.reduce_any(labels.weights > 0) if head.takes_labelled_rows else active
 
 
 def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from multihead._data.batch import batch_size
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
-from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
+from multihead._ground.tensors import added, all_of, as_real, computed_if, is_finite, like_complex, scaled, where
 from multihead._ground.types import Gradient, Nested, Tensor
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
@@ -29,7 +29,8 @@ class LossGradients(NamedTuple):
 
     # `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor
     value: tf.Tensor | None
-    representation: list[tf.Tensor | None]  # one dense gradient per floating-point leaf of the representation
+    # One dense gradient per floating-point leaf of the representation; of complex numbers, pairs along another axis
+    representation: list[tf.Tensor | None]
     own: list[Gradient]  # one per variable that belongs only to the head
     shared: list[Gradient]  # one per variable of the encoder that the head's module also contains
 
@@ -78,7 +79,8 @@ class EncoderPass:
 
     def through_encoder(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
         """A backward pass: one gradient per encoder variable, from one per leaf; with the losses that the encoder adds."""
-        pairs = [(leaf, each) for leaf, each in zip(self._representation.attached, of_leaves) if each is not None]
+        of_each = zip(self._representation.attached, of_leaves)
+        pairs = [(leaf, like_complex(gradient, leaf)) for leaf, gradient in of_each if gradient is not None]
         if with_added and self._added_loss is not None:
             pairs.append((self._added_loss, self._fraction()))
         outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
@@ -138,7 +140,8 @@ class HeadsPass(EncoderPass):
             return of_loss, of_loss._replace(value=None)
         if not self._weights.conditional[k]:
             return self._head(k, labels)
-        shapes = ([tf.shape(each) for each in of] for of in (leaves, network.own_tensors(k), network.shared_tensors(k)))
+        real = [as_real(leaf) for leaf in leaves]
+        shapes = ([tf.shape(each) for each in of] for of in (real, network.own_tensors(k), network.shared_tensors(k)))
         scalar = tf.zeros([0], tf.int32)
         of_loss = LossGradients(scalar, *shapes)
         # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
@@ -166,7 +169,7 @@ class HeadsPass(EncoderPass):
             at_leaves = [found.get(id(leaf)) for leaf in representation.leaves]
             return LossGradients(
                 value=value,
-                representation=[None if each is None else tf.convert_to_tensor(each) for each in at_leaves],
+                representation=[None if each is None else as_real(tf.convert_to_tensor(each)) for each in at_leaves],
                 own=[found.get(id(tensor)) for tensor in own],
                 shared=[found.get(id(tensor)) for tensor in shared],
             )

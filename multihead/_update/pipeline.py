@@ -132,14 +132,14 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch], never_idle: Sequenc
     by_schedule = spec.plan.may_be_idle or not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     heads = zip(spec.network.heads, spec.network.stateful)
-    in_doubt = [head.loss.has_count or head.loss.takes_labelled_rows for head in spec.network.heads]
+    in_doubt = [head.loss.has_count or head.takes_labelled_rows for head in spec.network.heads]
     may_be = [by_schedule or head.name in weighted or stateful for head, stateful in heads]
     return [own or (idle and not never) for idle, never, own in zip(may_be, never_idle, in_doubt)]
 
 
 @contextmanager
 def _exchanges_in_words(spec: UpdateSpec) -> Iterator[None]:
-    """Within, TensorFlow's error for layers that must exchange values between replicas and cannot is a sentence."""
+    """Within, TensorFlow's error for layers that exchange values between replicas where it cannot do so, in words."""
     try:
         yield
     except RuntimeError as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
-from multihead._ground.tensors import added, half_square, scaled, unchecked, where
+from multihead._ground.tensors import added, half_square, has_gradients, scaled, unchecked, where
 from multihead._ground.types import Gradient, Layer, Nested
 from multihead._ground.validation import described, in_short
 
@@ -35,11 +35,11 @@ def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
 
 
 class DetachedRepresentation:
-    """The encoder's output, a nest of tensors, with its floating-point leaves detached from the encoder."""
+    """The encoder's output, a nest of tensors; its floating-point leaves, real or complex, are detached from the encoder."""
 
     def __init__(self, representation: Nested) -> None:
         flat = tf.nest.flatten(representation)
-        floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
+        floating = [tf.is_tensor(leaf) and has_gradients(leaf) for leaf in flat]
         # A tensor with several names is one leaf, shared by heads that read it by different names.
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}

@@ -61,6 +61,8 @@ class UpdateSpec:
     def under(self, plan: Plan, period: int) -> UpdateSpec:
         """The specification of updates under a plan, in a period, whose frozen variables get no gradients."""
         heads = weigh_classes(self.network.heads, {name: dict(weights) for name, weights in plan.class_weight})
+        for head in heads:
+            head.is_complete = head.name in plan.complete and head.label_spec.class_weight is None
         network = replace(self.network, frozen=self.periods[period].frozen, heads=tuple(heads))
         checks = self.check_labels and not plan.labels_are_checked
         return replace(self, network=network, check_labels=checks, plan=replace(plan, period=period))

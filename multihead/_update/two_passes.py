@@ -18,7 +18,7 @@ from multihead._ground import replicas
 from multihead._ground.calls import graph_function, in_inference_mode, kinds_with_state, written_resources
 from multihead._ground.layers import state_variables, use_seed_variables
 from multihead._ground.random import random_numbers
-from multihead._ground.tensors import computed_if, in_xla
+from multihead._ground.tensors import as_real, computed_if, in_xla
 from multihead._ground.types import Gradient, Nested
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
@@ -32,7 +32,7 @@ from multihead._update.weights import Losses, LossWeights
 class Repeatable(NamedTuple):
     """What it takes to repeat the encoder's forward pass exactly."""
 
-    leaves: tuple[tf.TensorShape, ...]  # the shapes of the floating-point leaves of the representation
+    leaves: tuple[tf.TensorShape, ...]  # the shapes of gradients of the floating-point leaves of the representation
     state: tuple[tf.Variable, ...]  # the variables that it changes: put back, they make it the same again
 
     @classmethod
@@ -43,7 +43,8 @@ class Repeatable(NamedTuple):
 
         def forward(inputs: Nested) -> list[tf.Tensor]:
             with in_inference_mode(network.frozen_layers):
-                leaves[:] = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True)).attached
+                found = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True)).attached
+            leaves[:] = map(as_real, found)
             return leaves
 
         try:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.arrays import as_arrays
+from multihead._data.batch import unmasked
 from multihead._data.data import digest_of
 from multihead._ground.calls import as_is
 from multihead._ground.types import Config, Dataset, Given, Nested
@@ -39,9 +41,13 @@ def _read_part(name: str, given: Given) -> Dataset:
             f"`data[{name!r}]` must be (x, y), (x, y, sample_weight) or a `tf.data.Dataset` of batches. Received: "
             f"{type(given).__name__}. Every run reads it from its start: a generator can be read only once."
         )
-    x, *by_head = given
-    part = (x, *(dict(each) for each in by_head if each is not None))
-    return tf.nest.map_structure(lambda leaf: leaf if tf.is_tensor(leaf) else np.asarray(leaf), part)
+    x, *labels = given
+    part = [as_arrays(f"data[{name!r}][0]", x)]
+    for place, by_head in enumerate((dict(each) for each in labels if each is not None), start=1):
+        paths = {head: f"data[{name!r}][{place}][{head!r}]" for head in by_head}
+        arrays = {head: unmasked(paths[head], each, are_targets=place == 1) for head, each in by_head.items()}
+        part.append({head: as_arrays(paths[head], each) for head, each in arrays.items()})
+    return tuple(part)
 
 
 def check_targets(parts: Mapping[str, Dataset], heads: Collection[str]) -> None:
@@ -110,8 +116,19 @@ def batches_of(part: Dataset, batch_size: int, seed: int) -> Iterator[Nested]:
 def _of_arrays(part: Dataset, batch_size: int, generator: np.random.Generator) -> Iterator[Nested]:
     order = generator.permutation(len(part[1][next(iter(part[1]))]))
     for rows in np.split(order, range(batch_size, len(order), batch_size)):
-        leaves = [tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows] for leaf in tf.nest.flatten(part)]
-        yield tf.nest.pack_sequence_as(part, leaves)
+        yield tf.nest.pack_sequence_as(part, [_rows_of(leaf, rows) for leaf in tf.nest.flatten(part)])
+
+
+def _rows_of(leaf: Nested, rows: np.ndarray) -> Nested:
+    """Some rows, in any order, of an array or a tensor: dense, ragged or sparse."""
+    if not isinstance(leaf, tf.SparseTensor):
+        return tf.gather(leaf, rows) if tf.is_tensor(leaf) else leaf[rows]
+    places = np.full(leaf.shape[0], -1)
+    places[rows] = np.arange(len(rows))
+    indices = leaf.indices.numpy().copy()
+    indices[:, 0] = places[indices[:, 0]]
+    kept = indices[:, 0] >= 0
+    return tf.sparse.reorder(tf.SparseTensor(indices[kept], leaf.values.numpy()[kept], [len(rows), *leaf.shape[1:]]))
 
 
 def recorded(batches: Iterable[Nested], digests: list[int]) -> Iterator[Nested]:

@@ -45,7 +45,7 @@ def label_rows(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | N
     shape = with_columns(spec.shape)
     if not found or shape[-1] is None:
         return None
-    found = found if head.loss.couples_rows else _merged(found)
+    found = found if head.loss.couples_rows or head.loss.is_undeclared else _merged(found)
     over, targets = head.loss.over, found[0].targets
     are_classes = over == CLASSES
     if over is None and targets.dtype.is_integer and shape[-1] > 1:

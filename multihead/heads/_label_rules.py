@@ -27,6 +27,7 @@ class LabelSpec(NamedTuple):
     above: float | None = None  # the number that labels must be above to be scaled, or None
     # The module's own rules, its method `target_problems`, or None
     of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
+    undeclared_metrics: tuple[str, ...] = ()  # the metrics of which nothing says which labels of a row they read
 
     @property
     def targets(self) -> str:
@@ -148,6 +149,9 @@ def find_problems(
         )
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
         problems.append(Problem(both(some & lacking, inside), numbers, rule, remedy))
+    if rank > 1:
+        there = both(considered, None if lacking is None else ~tf.reduce_any(lacking, axis=inner))
+        problems += [_of_parts(spec, numbers, there, *each) for each in _undeclared(spec) if there is not None]
     if spec.of_module is not None and targets.shape.rank > 1:
         every = tf.ones_like(targets, tf.bool)
         for broken, rule, remedy in spec.of_module(targets, every if present is None else every & present):
@@ -157,12 +161,36 @@ def find_problems(
         counted = both(considered, None if lacking is None else ~tf.reduce_any(lacking, axis=inner))
         broken = both(counted, ~((given >= 0) & tf.math.is_finite(given)))
         rule = f"{of_weights} finite and at least 0"
-        problems.append(Problem(broken, given, rule, "A weight of 0 leaves an element out."))
+        remedy = (
+            "A weight of 0 leaves an element out. The loss is divided by the sum of the weights; for factors with a sign, "
+            "such as advantages, pass them as another column of the targets to a loss of your own, which multiplies by them."
+        )
+        problems.append(Problem(broken, given, rule, remedy))
         if spec.loss.is_total:
             rule = f"{of_weights} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
             remedy = "Return an array with a value for each row, or a sum and a count."
             problems.append(Problem(both(counted, given != 1), given, rule, remedy))
     return problems
+
+
+def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
+    """Why a row may not have some of its labels only, and what to do, for all of which nothing says what labels it reads."""
+    if spec.loss.is_undeclared:
+        why = f"the loss {spec.loss.name!r} may compare a label with the others of its row"
+        yield why, "Pass `couples_rows=False` to `add_head` if each of its values depends on its own labels alone."
+    for name in spec.undeclared_metrics:
+        remedy = (
+            "Set the attribute `reads` of the metric, or of its function: 'elements', 'rows', or the numbers of the columns "
+            "that it reads."
+        )
+        yield f"nothing says which labels of a row the metric {name!r} reads", remedy
+
+
+def _of_parts(spec: LabelSpec, numbers: tf.Tensor, there: tf.Tensor, why: str, remedy: str) -> Problem:
+    """The rule that a row has all of its labels or none; `there` says which elements have one."""
+    axes = list(range(1, there.shape.rank))
+    broken = tf.reduce_any(there, axis=axes) & ~tf.reduce_all(there, axis=axes)
+    return Problem(broken, numbers, f"{spec.targets} must be missing for a whole row or not at all, since {why}", remedy)
 
 
 def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:

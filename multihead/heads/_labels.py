@@ -207,7 +207,8 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
     """
     is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
     counts: Counter[int] = Counter()
-    for batch in map(np.asarray, labels if is_stream else [labels]):
+    for given in labels if is_stream else [labels]:
+        batch = given.compressed() if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
         kept = wrong = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
         if batch.dtype.kind in "biuf":
             kept = kept if ignore_label is None else kept[kept != ignore_label]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import numbers
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import keras
 import tensorflow as tf
 
+from multihead._ground.calls import graph_function
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import in_xla, where
-from multihead._ground.types import Metric
+from multihead._ground.types import Function, Metric
 from multihead._ground.validation import quoted
-from multihead.heads._probing import find_rows, in_rows
 from multihead.losses._known import (
     CLASSES,
     ELEMENTS,
@@ -28,7 +30,6 @@ from multihead.losses._known import (
     of_keras,
     spread,
     with_columns,
-    with_inner,
 )
 
 STATISTICS = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
@@ -46,50 +47,77 @@ TOTALS = (
 _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
 
 
+READS = ("elements", "rows")
+"""What `reads` of a metric may say, besides the numbers of columns."""
+
+
 class HeadMetric:
     """A Keras metric and the rows that it gets: those of which everything that it reads has a label.
 
-    A metric of which nothing is known gets the smallest rows from which it computes what Keras computes from a complete
-    batch: elements, steps, or the batch's own rows.
+    What it reads is known of Keras's metrics. Others say it in an attribute `reads` of the metric, or of its function; one
+    without it gets whole examples, which then may not have some of their labels only.
     """
 
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self.over: str | None = None  # `"elements"`, `"rows"` or `"classes"`; None if it is not known
+    def __init__(self, metric: Metric, head: str = "") -> None:
+        self.metric, self._head = metric, head
+        # `"elements"`, `"rows"` or `"classes"` of Keras's metrics for which weights of 0 leave rows out; None for others,
+        # which get the labelled rows alone.
+        self.over: str | None = None
         self.column: int | None = None  # the only one that it reads
         self.by_column = False  # whether it distinguishes columns although it counts elements
         self.rank = 1  # how many axes are merged into one of rows
         # The number of rows that count, which may be none although there are labels; None if it need not be known.
         self.counted: Metric = None
+        kind = _keras_kind(metric)
+        self._wrapped = wrapped_function(metric) if kind is keras.metrics.MeanMetricWrapper else None
+        kind = None if self._wrapped is not None and not is_keras(self._wrapped) else kind
+        self._reads = _declared(metric, self._wrapped, head) if kind is None else "rows"
         parameters = inspect.signature(type(metric).update_state).parameters.values()
-        # Whether weights of 0 leave rows out.
-        self.weighs = any(each.name == "sample_weight" or each.kind is each.VAR_KEYWORD for each in parameters)
-        options, kind = options_of(metric), type(metric).__name__
-        if not is_keras(type(metric)):
-            return
-        if _has_columns(metric):
+        self._weighs = any(each.name == "sample_weight" or each.kind is each.VAR_KEYWORD for each in parameters)
+        if kind is not None:
+            self._read_kind(kind)
+
+    def _read_kind(self, kind: type) -> None:
+        """What a metric reads whose `update_state` is that of a class of Keras."""
+        metric, options = self.metric, options_of(self.metric)
+        if _has_columns(metric, kind):
             self.over, self.by_column = ELEMENTS, True
-        elif {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
+        elif isinstance(metric, keras.metrics.FBetaScore):  # whose axis is another thing
             return
+        elif {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
+            self._reads = None
         elif hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or a column per class, on either side
             sides = (metric.sparse_y_true, metric.sparse_y_pred)
             self.over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
         elif getattr(metric, "top_k", None) is not None:
             self.over = ROWS
         else:
-            wrapped = wrapped_function(metric) if kind == "MeanMetricWrapper" else None
-            function = FUNCTIONS.get(_snake_case(kind)) if wrapped is None else known(wrapped, options)
+            function = FUNCTIONS.get(_snake_case(kind.__name__)) if self._wrapped is None else known(self._wrapped, options)
             # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
-            if function is not None and "correlation" not in getattr(wrapped, "__name__", _snake_case(kind)):
+            if function is not None and "correlation" not in getattr(self._wrapped, "__name__", _snake_case(kind.__name__)):
                 self.over = function.over
             self.column = getattr(metric, "class_id", None)
 
-    def build(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, *, is_counted: bool) -> None:
-        """Finds what the metric reads of targets and predictions of some specs; a `ValueError` if they do not fit.
+    @property
+    def is_undeclared(self) -> bool:
+        """Whether nothing says which labels of a row it reads."""
+        return self.over is None and self._reads is None
+
+    def build(
+        self,
+        head: str,
+        targets: tf.TensorSpec,
+        predictions: tf.TensorSpec,
+        rank: int,
+        *,
+        is_counted: bool,
+        eagerly: bool = False,
+    ) -> None:
+        """Finds the rows for targets and predictions of some specs; a `ValueError` if they do not fit.
 
         The first `rank` axes index the elements of the loss. With `is_counted`, the rows that count are always counted.
         """
-        self._head, shape = head, with_columns(predictions.shape)
+        shape = with_columns(predictions.shape)
         seen, wanted = aligned_shape(targets.shape, shape, self.over), shape[:-1] if self.over == CLASSES else shape
         if self.over is not None and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
             raise ValueError(
@@ -102,16 +130,45 @@ class HeadMetric:
                 f"`metrics` of head {head!r} must fit its predictions, but {self.metric.name!r} needs one column for each "
                 f"class. Received: predictions of shape {predictions.shape}. Choose a binary metric, such as 'accuracy'."
             )
-        if self.over is None or self.by_column:  # some with columns create their variables when they are first updated
-            dtype = tf.float32 if predictions.dtype in (tf.float16, tf.bfloat16) else predictions.dtype
-            self.rank, weighs = find_rows(self.metric, self._apply, targets, tf.TensorSpec(shape, dtype), rank)
-            self.weighs &= weighs or self.by_column
         if self.over is not None:
             self.rank = shape.rank - (self.over != ELEMENTS or self.by_column or self.column is not None)
+        elif self._reads is not None:
+            self.rank = min(seen.rank, shape.rank - (self._reads != "elements" or seen.rank < shape.rank))
+            outside = [k for k in self._columns if shape[-1] is not None and not -shape[-1] <= k < shape[-1]]
+            if outside:
+                raise ValueError(
+                    f"`reads` of the metric {self.metric.name!r} of head {head!r} must name columns of its predictions. "
+                    f"Received: {outside[0]} for predictions of shape {predictions.shape}. Correct the number."
+                )
         if is_counted or (rank > self.rank and shape[self.rank :].num_elements() != 1):
             self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
+        dtype = tf.float32 if predictions.dtype in (tf.float16, tf.bfloat16) else predictions.dtype
+        self._trace(tf.TensorSpec(seen, targets.dtype), tf.TensorSpec(shape, dtype), eagerly=eagerly)
 
-    def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
+    @property
+    def _columns(self) -> tuple[int, ...]:
+        """The numbers of the columns that it says it reads."""
+        return self._reads if isinstance(self._reads, tuple) else ()
+
+    def _trace(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, *, eagerly: bool) -> None:
+        """Creates variables that a metric creates when it is first updated; finds whether a function's values are of rows.
+
+        Only shapes are needed, so that nothing is computed.
+        """
+        rows = 2 + max(size or 0 for size in (*targets.shape, *predictions.shape))  # a number that no other axis has
+        inner = [[rows + 1 if size is None else size for size in spec.shape[self.rank :]] for spec in (targets, predictions)]
+        columns = [1] if self.rank == predictions.shape.rank else []
+        specs = [tf.TensorSpec([rows, *sizes, *columns], spec.dtype) for sizes, spec in zip(inner, (targets, predictions))]
+        with tf.init_scope(), suppress(Exception):  # whatever a metric raises for tensors without values
+            if self._wrapped is not None and self.over is None:
+                values = graph_function(self._wrapped).get_concrete_function(*specs).structured_outputs
+                self._weighs = bool(values.shape.rank) and values.shape[0] == rows
+            elif self.by_column or not (self.metric.variables or eagerly):
+                strategy = tf.distribute.get_strategy()
+                specs = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in specs]
+                graph_function(lambda *rows: strategy.run(self._apply, rows)).get_concrete_function(*specs)
+
+    def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, *, are_weighted: bool = False) -> None:
         """Adds the labelled rows of a batch, by the mean of the weights of the loss's elements."""
         predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
         if predictions.dtype in (tf.float16, tf.bfloat16):
@@ -119,12 +176,13 @@ class HeadMetric:
         targets = aligned(targets, predictions.shape, self.over)
         if self.over == ROWS:  # some of Keras 2 take no other dtype
             targets = tf.cast(targets, predictions.dtype)
-        if self.by_column or self.column is not None:
+        if self.by_column or self.column is not None or self._columns:
             weights = spread(weights, predictions, predictions.shape.rank)
             weights = weights if self.column is None else weights[..., self.column]
+            weights = tf.gather(weights, self._indices(weights), axis=-1) if self._columns else weights
         elif weights.shape.rank < self.rank:
             weights = spread(weights, predictions, self.rank)
-        else:
+        if not self.by_column:
             axes = list(range(self.rank, weights.shape.rank))
             is_whole = tf.reduce_all(weights > 0, axis=axes)
             weights = where(is_whole, tf.reduce_mean(weights, axis=axes), 0.0) if axes else weights
@@ -132,7 +190,7 @@ class HeadMetric:
         y, p = (in_rows(each, self.rank, are_elements=are_elements) for each in (targets, predictions))
         weights = in_rows(weights, self.rank, are_elements=False)
         if self.over is None:
-            self._update_labelled(y, p, weights)
+            self._update_labelled(y, p, weights, are_weighted=are_weighted)
         elif isinstance(self.metric, keras.metrics.FBetaScore):  # which takes weights of rows alone
             self._update_columns(y, p, weights)
         else:
@@ -140,37 +198,36 @@ class HeadMetric:
         if self.counted is not None:
             self.counted.update_state(tf.reduce_sum(tf.cast(weights > 0, tf.float32)))
 
+    def _indices(self, weights: tf.Tensor) -> tf.Tensor:
+        """The columns that it says it reads, counted from the first one."""
+        return tf.math.floormod(tf.constant(self._columns), tf.shape(weights)[-1])
+
     def _apply(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None) -> None:
         """Updates the metric with rows, all of which count without weights."""
-        if weights is None or not self.weighs:
+        if weights is None or not self._weighs:
             self.metric.update_state(targets, predictions)
         else:
             self.metric.update_state(targets, predictions, sample_weight=weights)
 
-    def _update_labelled(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled rows, if there are any: a metric need not be able to take no row.
-
-        XLA has no tensors of open size. There, unlabelled rows weigh 0 and repeat a labelled one, so that all is finite.
-        """
-        labelled, data = weights > 0, (targets, predictions)
-        if not in_xla():
-            rows = tf.where(labelled)[:, 0]
-
-            def add() -> tf.Operation:
-                self._apply(*(tf.gather(each, rows) for each in (*data, weights)))
-                return tf.no_op()
-
-            tf.cond(tf.reduce_any(labelled), add, tf.no_op)
-            return
-        if not self.weighs:
+    def _update_labelled(
+        self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, *, are_weighted: bool
+    ) -> None:
+        """Adds the labelled rows, if there are any: a metric need not be able to take no row, or weights of 1."""
+        if in_xla():
             raise ValueError(
-                f"`jit_compile` must not be True for the metric {self.metric.name!r} of head {self._head!r}, which does not "
-                "use `sample_weight`: XLA cannot leave out rows without a label. Received: a step that XLA compiles. Let "
-                "`update_state` use its `sample_weight`, or omit `jit_compile`."
+                f"`jit_compile` must not be True for the metric {self.metric.name!r} of head {self._head!r}, which gets the "
+                "rows that have a label: XLA has no tensors of open size. Received: a step that XLA compiles. Omit "
+                "`jit_compile`, or take a metric of Keras."
             )
-        place = tf.argmax(tf.cast(labelled, tf.int32))
-        y, p = (where(with_inner(labelled, each), each, tf.gather(each, place)) for each in data)
-        self._apply(y, p, weights)
+        labelled = weights > 0
+        rows = tf.where(labelled)[:, 0]
+
+        def add() -> tf.Operation:
+            parts = (targets, predictions, weights) if are_weighted else (targets, predictions)
+            self._apply(*(tf.gather(each, rows) for each in parts))
+            return tf.no_op()
+
+        tf.cond(tf.reduce_any(labelled), add, tf.no_op)
 
     def _update_columns(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
         """Adds elements to an F score, which does not count those whose target and prediction are 0.
@@ -190,13 +247,41 @@ class HeadMetric:
         tf.while_loop(lambda k: k < number, add, [tf.constant(0)], parallel_iterations=1)
 
 
-def _has_columns(metric: Metric) -> bool:
-    """Whether a metric of Keras keeps its columns apart, each of which it can count without the others."""
-    kind = type(metric).__name__
-    if kind in ("F1Score", "FBetaScore"):
+def _keras_kind(metric: Metric) -> type | None:
+    """The class of Keras whose `update_state` a metric has; None if it has its own."""
+    kind: Metric = next(each for each in type(metric).__mro__ if is_keras(each))
+    return kind if getattr(type(metric), "update_state", None) is kind.update_state else None
+
+
+def _declared(metric: Metric, function: Function | None, head: str) -> str | tuple[int, ...] | None:
+    """What a metric, or the function that it averages, says in `reads`."""
+    reads = getattr(metric if function is None else function, "reads", None)
+    if reads is None or (isinstance(reads, str) and reads in READS):
+        return reads
+    columns = (reads,) if isinstance(reads, numbers.Integral) else reads
+    is_sequence = isinstance(columns, Sequence) and not isinstance(columns, str) and len(columns) > 0
+    if not is_sequence or not all(isinstance(k, numbers.Integral) and not isinstance(k, bool) for k in columns):
+        raise ValueError(
+            f"`reads` of the metric {metric.name!r} of head {head!r} must be {quoted(READS)}, the number of a column, or a "
+            f"list of numbers. Received: reads={reads!r}. Pass, say, 0 for the first column of the targets."
+        )
+    return tuple(map(int, columns))
+
+
+def _has_columns(metric: Metric, kind: type) -> bool:
+    """Whether a metric with `update_state` of a class of Keras keeps columns apart, each of which counts without others."""
+    if kind.__name__ in ("F1Score", "FBetaScore"):
         return metric.threshold is not None  # otherwise a row's largest prediction is the positive one
-    is_plain_r2 = kind == "R2Score" and not metric.num_regressors  # with regressors, it counts rows
-    return is_plain_r2 or kind == "MeanRelativeError" or bool(getattr(metric, "multi_label", False))
+    is_plain_r2 = kind.__name__ == "R2Score" and not metric.num_regressors  # with regressors, it counts rows
+    return is_plain_r2 or kind.__name__ == "MeanRelativeError" or bool(getattr(metric, "multi_label", False))
+
+
+def in_rows(tensor: tf.Tensor, rank: int, *, are_elements: bool) -> tf.Tensor:
+    """A tensor whose first `rank` axes are merged; elements become rows with one column."""
+    inner, columns = tensor.shape[rank:], [1] if are_elements else []
+    if inner.is_fully_defined():
+        return tf.reshape(tensor, [-1, *inner, *columns])
+    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[rank:], columns], axis=0))
 
 
 def check_metrics(given: Mapping[str, Sequence[Metric]], head: str) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses
-from multihead._ground.calls import call_module, call_users, entries_for
+from multihead._ground.calls import call_module, call_users, entries_for, with_logits
 from multihead._ground.keras import serialized, tensor_variable
-from multihead._ground.tensors import in_xla, where
+from multihead._ground.tensors import has_gradients, in_xla, where
 from multihead._ground.types import Config, Function, Given, Layer, Loss, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import check_head_names, quoted, stop_unless
 from multihead.heads._label_rules import LabelSpec, check_specs
@@ -47,7 +47,7 @@ class NamedHead:
         self.module = value.module
         self.is_trained = value.loss is not None
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
-        self.loss.couples_rows = value.couples_rows
+        self.loss.couples_rows = value.couples_rows if self.is_trained else False
         specs = (*value.metrics, *value.weighted_metrics)
         self.metric_specs = [metric_of(each, name) if isinstance(each, Mapping) else each for each in specs]
         self._num_unweighted = len(value.metrics)  # the others get sample weights
@@ -63,6 +63,9 @@ class NamedHead:
         ignored = tuple(label for label in (value.ignore_label, self.loss.ignore_label) if label is not None)
         above, rules = None if scaling is None else scaling.above, getattr(value.module, "target_problems", None)
         self.label_spec = LabelSpec(name, self.loss, ignored, value.class_weight, above, rules)
+        # For each leaf of the representation, whether it has a row for each example; None if that is not known
+        self.leaves_with_rows: tuple[bool, ...] | None = None
+        self.is_complete = False  # whether every label of the data counts
         self.checks_range = True  # whether a loss of probabilities refuses other predictions
         self._metrics: list[HeadMetric] | None = None
 
@@ -103,9 +106,14 @@ class NamedHead:
         return given if np.float32(given) == present else present
 
     @property
+    def takes_labelled_rows(self) -> bool:
+        """Whether the loss is called without the rows that have no label; not if it is known that there are none."""
+        return self.loss.takes_labelled_rows and not self.is_complete
+
+    @property
     def runs_in_xla(self) -> bool:
-        """Whether XLA can compile a step that updates the metrics."""
-        return all(each.over is not None or each.weighs for each in self._metrics or [])
+        """Whether XLA can compile a step that computes the loss and updates the metrics."""
+        return not self.loss.takes_labelled_rows and all(each.over is not None for each in self._metrics or [])
 
     def results(self) -> dict[str, Tensor]:
         """The results of the metrics by name; NaN if no row counts."""
@@ -154,7 +162,7 @@ class NamedHead:
 
     def reads_floats(self, representation: Nested) -> bool:
         """Whether the encoder can learn from the head: its module receives a floating-point tensor."""
-        return self.trains_encoder and any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
+        return self.trains_encoder and any(map(has_gradients, tf.nest.flatten(self.read(representation))))
 
     def predict(self, representation: Nested, targets: Tensor, *, training: bool, step: Tensor = None) -> tf.Tensor:
         """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does."""
@@ -191,11 +199,14 @@ class NamedHead:
             self.scaling.build_for(targets, predictions, self.loss.over)
         if self._metrics is not None:
             return
-        found = [HeadMetric(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
+        found = [HeadMetric(resolve_metric(spec, targets, predictions, self.name), self.name) for spec in self.metric_specs]
         seen = targets if self.scaling is None else tf.TensorSpec(targets.shape, tf.float32)
         for each in found:
-            each.build(self.name, seen, predictions, rank, is_counted=not self.is_trained)
+            options = {"is_counted": not self.is_trained, "eagerly": self.loss.runs_eagerly}
+            each.build(self.name, seen, predictions, rank, **options)
         self._metrics = found
+        undeclared = tuple(each.metric.name for each in found if each.is_undeclared)
+        self.label_spec = self.label_spec._replace(undeclared_metrics=undeclared)
 
     def mask_missing(
         self, targets: tf.Tensor, sample_weight: tf.Tensor | None, predictions: tf.TensorSpec, mask: Tensor, **options: bool
@@ -231,15 +242,19 @@ class NamedHead:
         num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
         seen = aligned(targets, shape, over)
         seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
-        if self.loss.takes_labelled_rows:
+        if self.takes_labelled_rows:
             if in_xla():  # which miscalculates some reductions over a number of rows that depends on the data
+                remedy = "let the loss return one value, or a sum and a count, for each row"
+                if self.loss.is_undeclared:
+                    remedy = "`couples_rows=False` to `add_head` if each of its values depends on its own labels alone"
                 raise ValueError(
                     f"`jit_compile` must be False for head {self.name!r}, whose loss gets only the rows that have a label: "
                     f"XLA cannot compile that. Received: the loss {self.loss.name!r}, compiled by XLA. Pass "
-                    "`jit_compile=False` to `compile`, or let the loss return one value, or a sum and a count, for each row."
+                    f"`jit_compile=False` to `compile`, or {remedy}."
                 )
             rows = labelled_rows(weights)
-            seen, predictions, weights = (tf.gather(each, rows) for each in (seen, predictions, weights))
+            seen, weights = tf.gather(seen, rows), tf.gather(weights, rows)
+            predictions = with_logits(lambda tensor: tf.gather(tensor, rows), predictions)
         elif self.loss.known is None and seen.dtype.is_floating:
             seen = with_valid_labels(seen, weights)
         return seen, predictions, weights
@@ -258,9 +273,11 @@ class NamedHead:
         predictions = self.in_units(predictions)
         weights = without_class_weights(self.label_spec, targets, predictions, weights)
         are_labelled = tf.cast(weights > 0, weights.dtype)
-        for metrics, given in zip(self._by_weighting(self._metrics), (are_labelled, weights)):
-            for metric in metrics:
-                metric.update(targets, predictions, given)
+        unweighted, weighted = self._by_weighting(self._metrics)
+        for metric in unweighted:
+            metric.update(targets, predictions, are_labelled)
+        for metric in weighted:
+            metric.update(targets, predictions, weights, are_weighted=True)
 
     def _by_weighting(self, metrics: list[Given]) -> tuple[list[Given], list[Given]]:
         """Those of the head's metrics that ignore sample weights, and those that get them."""

@@ -61,9 +61,12 @@ class Head:
         trains_encoder: Whether the head trains the encoder. With False the head is a probe: its module is trained on the
             representation, but the head has no effect on the encoder and on other heads.
         couples_rows: Whether the loss, or the module, compares the rows of a batch with each other: contrastive, triplet,
-            ranking and survival losses. Both then receive all labelled rows of a batch together, and no other rows. The loss
-            may return one value per row, their mean, or a sum and a count. With `gradient_accumulation_steps`, too, only
-            rows of the same batch are compared.
+            ranking and survival losses, the hardest rows of a batch, statistics of a batch. None: not said. A loss of your
+            own then gets the rows of a batch that have a label, together and no others; it must be said where a batch is
+            split, by `micro_batches` or replicas, and where a row may have some of its labels only. True: module and loss
+            get these rows, and splitting is refused. The loss may return one value per row, their mean, or a sum and a
+            count. With `gradient_accumulation_steps`, too, only rows of the same batch are compared. False: each value of
+            the loss depends on the label and the predictions at its own place alone.
         learning_rate_multiplier: The factor of every step that is applied to the module's variables, weight decay included.
             A number (0 freezes the module), a function of the step, `LayerwiseDecay`, `ByPath` or `Stages`. The factor of
             the encoder's variables is `compile(encoder_learning_rate_multiplier=)`, even if the module contains them; the
@@ -94,7 +97,7 @@ class Head:
     class_weight: Mapping[int, float] | None = None
     target_scaling: scaling.Standardize | Layer | str | None = None
     trains_encoder: bool = True
-    couples_rows: bool = False
+    couples_rows: bool | None = None
     learning_rate_multiplier: Rate = 1.0
     weight_decay_multiplier: Rate = 1.0
 
@@ -131,7 +134,7 @@ class Head:
             "reads": check_reads(self.reads),
             "class_weight": class_weight,
             "trains_encoder": bool(self.trains_encoder),
-            "couples_rows": bool(self.couples_rows),
+            "couples_rows": None if self.couples_rows is None else bool(self.couples_rows),
             **{rate: check_rate(rate, getattr(self, rate)) for rate in rates},
         }
         vars(self).update(checked)

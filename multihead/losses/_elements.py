@@ -11,9 +11,9 @@ from multihead._ground.calls import are_probabilities, call_users, graph_functio
 from multihead._ground.keras import options_of
 from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Config, Function, Loss, Nested, Tensor
+from multihead._ground.types import Config, Function, Loss, Tensor
 from multihead._ground.validation import in_short
-from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, is_keras, known, of_keras, with_columns
+from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, known, of_keras, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -77,23 +77,32 @@ class ElementLoss:
         original: The loss as passed by the user, for the configuration.
         known: The properties of the function, or None if it is not Keras's own. Its elements are then determined by its
             values: one per prediction, or one per row, step or example (the first axes of the predictions).
+        is_apart: Whether each value is known to depend on its own labels alone, as those of most of Keras's losses do.
 
     Attributes:
-        couples_rows: Whether a row's value depends on the other rows of its batch, so that it is called for all labelled
-            rows of a batch, and for nothing else.
+        couples_rows: What the user has declared: whether a value may depend on other rows of its batch; None for nothing.
         is_total: Whether it gives one number for all rows; known once `value_rank` was called.
         has_count: Whether it returns a sum and a count; known once `value_rank` was called.
     """
 
     def __init__(
-        self, function: Function, name: str, ignore_label: int | None, original: Loss, known: Known | None = None
+        self,
+        function: Function,
+        name: str,
+        ignore_label: int | None,
+        original: Loss,
+        known: Known | None = None,
+        *,
+        is_apart: bool = False,
     ) -> None:
         self._function = function
         self.name = name
         self.ignore_label = ignore_label
         self.original = original
         self.known = known
-        self.couples_rows = self.is_total = self.has_count = False
+        self.is_apart = is_apart or known is not None
+        self.couples_rows: bool | None = None
+        self.is_total = self.has_count = False
         self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
         self._ranks: dict[object, int] = {}
 
@@ -103,9 +112,14 @@ class ElementLoss:
         return None if self.known is None else self.known.over
 
     @property
+    def is_undeclared(self) -> bool:
+        """Whether nothing is known of what a value depends on, neither by the loss's class nor by a declaration."""
+        return self.couples_rows is None and not self.is_apart
+
+    @property
     def takes_labelled_rows(self) -> bool:
-        """Whether it is called without the rows that have no label."""
-        return self.couples_rows or self.is_total
+        """Whether it is called without the rows that have no label, so that whatever it compares has labels."""
+        return bool(self.couples_rows) or self.is_undeclared or self.is_total
 
     def value_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
         """How many of the predictions' axes (at least two) tell elements apart: the rank of the values, or 1 for a number.
@@ -185,8 +199,8 @@ class ElementLoss:
             targets = tf.cast(targets, predictions.dtype)
         if self.over == ELEMENTS and shape[-1] != 1:  # the mean over a last axis of one is the term itself
             targets, predictions = tf.expand_dims(targets, -1), with_logits(lambda t: tf.expand_dims(t, -1), predictions)
-        returned = self._called(targets, predictions)
-        pair = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
+        returned = call_users(self._function, targets, predictions)
+        pair = returned if isinstance(returned, (tuple, list)) and len(returned) == 2 else (returned,)
         values, *counts = (tf.convert_to_tensor(each) for each in pair)
         mask = keras_mask(values)
         if self.couples_rows and mask is not None and not counts:  # rows that Keras does not count either
@@ -214,15 +228,6 @@ class ElementLoss:
             values, *counts = (reduce(each, axis=list(range(1, rank))) for each in (values, *counts))
         return values, counts[0] if counts else None
 
-    def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Nested:
-        try:
-            return call_users(self._function, targets, predictions)
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
-            if self.known is not None or targets.dtype.is_floating:
-                raise
-        # Keras 2 leaves integers as they are, and Keras 3 does not.
-        return call_users(self._function, tf.cast(targets, predictions.dtype), predictions)
-
 
 def no_loss() -> ElementLoss:
     """Stands in for the loss of predictions that are not trained: its elements are the axes shared with the targets."""
@@ -233,7 +238,7 @@ def no_loss() -> ElementLoss:
             rank -= 1
         return tf.zeros(tf.shape(predictions)[:rank])
 
-    return ElementLoss(shared_axes, "none", None, None)
+    return ElementLoss(shared_axes, "none", None, None, is_apart=True)
 
 
 class ReductionError(ValueError):
@@ -271,7 +276,9 @@ def get(loss: Loss) -> ElementLoss:
         if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
             return _of_keras(loss.fn, name, original, options_of(loss))
         properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
-        return ElementLoss(loss.call, name, getattr(loss, "ignore_label", None), original, properties)
+        is_apart = is_keras(type(loss).call) and type(loss).__name__.lower() not in COMPARING
+        ignored = getattr(loss, "ignore_label", None)
+        return ElementLoss(loss.call, name, ignored, original, properties, is_apart=is_apart)
     if is_keras(loss):
         return _of_keras(loss, loss.__name__, original, {})
     if callable(loss):
@@ -285,4 +292,5 @@ def get(loss: Loss) -> ElementLoss:
 def _of_keras(function: Function, name: str, original: Loss, options: Config) -> ElementLoss:
     """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
     properties, ignored = known(function, options), options.pop("ignore_class", None)
-    return ElementLoss(functools.partial(function, **options), name, ignored, original, properties)
+    is_apart = function.__name__ not in COMPARING
+    return ElementLoss(functools.partial(function, **options), name, ignored, original, properties, is_apart=is_apart)

@@ -69,6 +69,9 @@ _BY_PROPERTIES = {
 FUNCTIONS = {name: properties for properties, names in _BY_PROPERTIES.items() for name in names.split()}
 """The properties of losses and metrics, functions and classes, by their names with underscores."""
 
+COMPARING = ("circle", "dice", "tversky")
+"""The losses of Keras that compare the rows of a batch with each other, or divide by what they all have."""
+
 _OF_PROBABILITIES = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy", "kl_divergence"), 1.0),
     **dict.fromkeys(("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"), 1.0),

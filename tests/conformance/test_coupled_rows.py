@@ -60,13 +60,104 @@ def assert_step(trainer, batches, parts, loss, logged="loss"):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-@pytest.mark.first_cases(9)
-@pytest.mark.parametrize("name", coupled.COUPLED)
-def test_a_loss_that_compares_rows_says_so(name):
-    x, y, _, options = coupled.data(name)
-    trainer = trainer_of(coupled.COUPLED[name], keras.layers.Dense(units(name)), **options)
-    with pytest.raises(ValueError, match=r"`couples_rows=True`(?s:.)*add_head|couples_rows=True"):
-        trainer.fit(x, {"a": y}, verbose=0)
+NUMBERS_OF_ROWS = [name for name in coupled.COUPLED if name not in ("correlation", "Decorrelated")]
+"""Those that return more than one number for all rows."""
+
+
+@pytest.mark.first_cases(5)
+@pytest.mark.parametrize("name", [*coupled.OF_THE_BATCH, *NUMBERS_OF_ROWS])
+def test_undeclared_it_gets_the_labelled_rows_alone(name):
+    """However few of the rows it compares, nothing but labels is compared."""
+    x, y, labelled, options = coupled.data(name)
+    trainer = trainer_of(coupled.ALL[name], keras.layers.Dense(units(name)), **options)
+    assert_step(trainer, tf.data.Dataset.from_tensors((x, {"a": y})), [(x, y, labelled)], coupled.ALL[name])
+    found = trainer.evaluate(x, {"a": y}, batch_size=len(x), verbose=0, return_dict=True)
+    p = trainer.heads["a"].module(trainer.encoder(x[labelled]))
+    total, count = coupled.total(coupled.ALL[name], tf.constant(y[labelled]), p)
+    np.testing.assert_allclose(found["a_loss"], float(total / count), rtol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": False}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_undeclared_with_sample_weights_and_batches_without_labels(options):
+    x, y, labelled, _ = coupled.data("cox")
+    weights = np.random.default_rng(2).integers(0, 3, 16).astype("float32")
+    trainer = trainer_of(coupled.cox, keras.layers.Dense(1), {"run_eagerly": False, **options})
+    empty = np.full(16, np.nan, "float32")
+    parts = [(x, {"a": y}, {"a": weights}), (x, {"a": empty}, {"a": weights})]
+    spec = tf.TensorSpec([16])
+    data = tf.data.Dataset.from_generator(
+        lambda: iter(parts), output_signature=(tf.TensorSpec([16, 5]), {"a": spec}, {"a": spec})
+    ).apply(tf.data.experimental.assert_cardinality(2))
+    found = trainer.evaluate(data, verbose=0, return_dict=True)
+    kept = labelled & (weights > 0)
+    values = coupled.cox(tf.constant(y[kept]), trainer.heads["a"].module(trainer.encoder(x[kept]))).numpy()
+    np.testing.assert_allclose(found["a_loss"], (weights[kept] * values).sum() / weights[kept].sum(), rtol=2e-5)
+    if options.get("gradient_accumulation_steps"):
+        np.testing.assert_allclose(trainer.fit(data, verbose=0).history["a_loss"], found["a_loss"], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"micro_batches": 2},
+            "where `micro_batches` splits a batch.*None with 2 parts.*`couples_rows=False`.*leave it out",
+        ),
+        (
+            {"jit_compile": True},
+            "with `jit_compile`.*Received: couples_rows=None with jit_compile=True.*`couples_rows=False`",
+        ),
+    ],
+)
+def test_what_splits_a_batch_asks_for_a_declaration(options, words, two_replicas):
+    def squared(y, p):
+        return (y - p) ** 2
+
+    message = rf"`couples_rows` of head 'a' must be said {words}"
+    with pytest.raises(ValueError, match=message):
+        trainer_of(squared, keras.layers.Dense(1), options)
+    with (
+        pytest.raises(ValueError, match="`couples_rows` of head 'a' must be said where `strategy` splits a batch"),
+        two_replicas.scope(),
+    ):
+        trainer_of(squared, keras.layers.Dense(1))
+    for loss, said in ((squared, False), ("mse", None)):  # a loss of Keras need not say it
+        trainer_of(loss, keras.layers.Dense(1), options, couples_rows=said)
+
+
+def hardest_elements(y, p):
+    """The two largest errors of a batch."""
+    errors = tf.abs(y - p)
+    return errors * tf.cast(errors >= tf.math.top_k(tf.reshape(errors, [-1]), 2).values[1], errors.dtype)
+
+
+@pytest.mark.parametrize("way", ["labels", "weights", "mask"])
+def test_rows_that_have_some_of_their_labels_ask_for_a_declaration(way):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 4, 5)).astype("float32"), rng.normal(size=(8, 4, 1)).astype("float32")
+    weights = None
+    if way == "labels":
+        y[2, 1] = np.nan
+    elif way == "weights":
+        weights = {"a": (np.arange(32).reshape(8, 4) != 9).astype("float32")}
+    else:
+        x[2, 1] = 0.0
+    trainers = []
+    for said in (None, False):
+        keras.utils.set_random_seed(0)
+        trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Masking(), keras.layers.LSTM(3, return_sequences=True)]))
+        trainer.add_head("a", keras.layers.Dense(1), hardest_elements, couples_rows=said)
+        trainer.compile("sgd")
+        trainers.append(trainer)
+    message = (
+        r"`targets\['a'\]` must be missing for a whole row or not at all, since the loss 'hardest_elements' may compare a "
+        r"label with the others of its row\. Received: .*1 of 8 rows break this.*`couples_rows=False`"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainers[0].fit(x, {"a": y}, sample_weight=weights, verbose=0)
+    trainers[1].fit(x, {"a": y}, sample_weight=weights, verbose=0)
+    whole = np.where(np.arange(8)[:, None, None] == 2, np.nan, np.nan_to_num(y)).astype("float32")
+    trainers[0].fit(np.abs(x) + 1, {"a": whole}, verbose=0)
 
 
 @pytest.mark.first_cases(9)
@@ -168,8 +259,6 @@ def as_it_is(_, p):
 def test_a_module_that_compares_rows(module, reads_labels):
     x, y, labelled, options = coupled.data("batch_hard")
     options["teacher_forcing"] = reads_labels
-    with pytest.raises(ValueError, match="whose value for a row, alone or with the module, changes.*couples_rows=True"):
-        trainer_of(as_it_is, module(), **options).fit(x, {"a": y}, verbose=0)
     trainer = trainer_of(as_it_is, module(), couples_rows=True, metrics=["mean_absolute_error"], **options)
     trainer.fit(x, {"a": y}, verbose=0)
     found = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
@@ -243,12 +332,16 @@ def test_it_is_saved(tmp_path):
     np.testing.assert_allclose(*(tiny.values(variables_of(each))[0] for each in (trainer, loaded)), atol=1e-6)
 
 
-def test_masks_and_what_belongs_to_no_row_pass_through():
+@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("number", [7, 16])
+def test_masks_and_what_belongs_to_no_row_pass_through(number, eagerly):
+    """Even if there are as many of them as examples in the batch."""
+
     class Encoder(keras.layers.Layer):
         def __init__(self):
             super().__init__()
             self.dense = keras.layers.Dense(6)
-            self.anchors = self.add_weight(shape=(7, 6), initializer="ones", name="anchors")
+            self.anchors = self.add_weight(shape=(number, 6), initializer="ones", name="anchors")
 
         def call(self, x):
             return {"rows": self.dense(x), "anchors": tf.convert_to_tensor(self.anchors) * 1.0}
@@ -260,9 +353,10 @@ def test_masks_and_what_belongs_to_no_row_pass_through():
     x, y, labelled, _ = coupled.data("cox")
     trainer = MultiHeadTrainer(Encoder())
     trainer.add_head("a", Head(), coupled.cox, couples_rows=True)
-    trainer.compile("sgd")
-    trainer.fit(x, {"a": y}, verbose=0)
-    found = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
+    trainer.compile("sgd", run_eagerly=eagerly)
+    data = tf.data.Dataset.from_tensor_slices((x, {"a": y})).batch(16, drop_remainder=True)
+    trainer.fit(data, verbose=0)
+    found = trainer.evaluate(data, verbose=0, return_dict=True)
     values = coupled.cox(tf.constant(y[labelled]), Head()(trainer.encoder(tf.constant(x[labelled]))))
     np.testing.assert_allclose(found["a_loss"], tf.reduce_mean(values), rtol=2e-5)
 

@@ -28,7 +28,7 @@ def modules():
 
 def trainer_of(encoder, heads, loss, *, run_eagerly=True, **options):
     trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("a", heads[0], loss)
+    trainer.add_head("a", heads[0], loss, couples_rows=False)
     trainer.add_head("b", heads[1], "mse")
     trainer.compile(keras.optimizers.SGD(0.1), run_eagerly=run_eagerly, **options)
     return trainer

@@ -65,10 +65,41 @@ class Decorrelated(keras.losses.Loss):
         return correlation(y, p)
 
 
+def hardest(y, p):
+    """The 5 largest errors, as online mining of hard examples keeps them."""
+    y, p = rows_of(y, p)
+    errors = (y - p) ** 2
+    return errors * tf.cast(errors >= tf.math.top_k(errors, tf.minimum(5, tf.size(errors))).values[-1], tf.float32)
+
+
+def next_as_negative(y, p):
+    """Each row against the next one, with a margin."""
+    y, p = rows_of(y, p)
+    return tf.nn.relu(0.5 + tf.abs(y - p) - tf.abs(tf.roll(y, -1, 0) - p))
+
+
+def standardized(y, p):
+    """Errors in units of the labels' own deviation in the batch."""
+    y, p = rows_of(y, p)
+    return tf.abs(y - p) / tf.math.reduce_std(y)
+
+
+class Focused(keras.losses.Loss):
+    """Errors weighted by their share of the batch's."""
+
+    def call(self, y, p):
+        y, p = rows_of(y, p)
+        return tf.nn.softmax(tf.abs(y - p)) * tf.abs(y - p)
+
+
 NUMBERS = {each.__name__: each for each in (cox, correlation, neighbours, pairs, pairs_by_row)}
 NUMBERS.update(compiled_cox=compiled_cox, Cox=Cox(), Decorrelated=Decorrelated())
 CLASSES = {"batch_hard": batch_hard}
 COUPLED = {**NUMBERS, **CLASSES}
+OF_THE_BATCH = {each.__name__: each for each in (hardest, next_as_negative, standardized)} | {"Focused": Focused()}
+"""Those that a few rows, or rows like each other, do not give away."""
+
+ALL = {**COUPLED, **OF_THE_BATCH}
 
 
 def data(name, rows=16, missing=True, seed=0):

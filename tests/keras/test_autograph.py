@@ -207,7 +207,7 @@ def trainer_of(parts, **options):
     keras.utils.set_random_seed(0)
     of_head = {"module": keras.layers.Dense(1), "loss": "mse", **{k: v for k, v in parts.items() if k in OF_HEAD}}
     trainer = MultiHeadTrainer(parts.get("encoder") or keras.layers.Dense(3, activation="tanh"))
-    trainer.add_head("a", of_head.pop("module"), of_head.pop("loss"), **of_head)
+    trainer.add_head("a", of_head.pop("module"), of_head.pop("loss"), couples_rows=False, **of_head)
     trainer.add_head("b", keras.layers.Dense(1), "mse")
     of_compile = {name: part for name, part in parts.items() if name not in (*OF_HEAD, "encoder")}
     trainer.compile(keras.optimizers.SGD(0.1), **of_compile, **options)

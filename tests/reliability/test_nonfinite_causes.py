@@ -40,7 +40,7 @@ def trainer(module=None, loss="mse", check_labels=True, names="ab", **options):
     made = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh", name="first"))
     if "a" in names:
         made.add_head("a", keras.layers.Dense(1), "mse")
-    made.add_head("b", module or keras.layers.Dense(1), loss)
+    made.add_head("b", module or keras.layers.Dense(1), loss, couples_rows=False)
     made.compile("sgd", check_labels=check_labels, **options)
     made.compute_gradients([(X, {name: Y[name] for name in names})])  # builds
     return made

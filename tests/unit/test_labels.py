@@ -89,15 +89,21 @@ def test_a_loss_of_ones_own_says_by_its_values_what_its_elements_are(loss):
     trainer = trainer_of(loss, COLUMNS)
     by_keras = reference.by_keras(trainer, loss)
     for dtype in ("float64", "float16", "int64", "float32"):
+        if dtype == "int64" and not KERAS_3:  # Keras 2 passes them as they are, which this loss cannot take
+            with pytest.raises(ValueError, match="must take the head's targets.*dtype int64.*Correct the loss, the targets"):
+                gradients(trainer, x, y.astype(dtype))
+            continue
         actual = gradients(trainer, x, y.astype(dtype))
         assert_same(actual, by_tape(trainer, x, y, squared))
-        if dtype != "int64" or KERAS_3:  # Keras 2 passes them as they are, which this loss cannot take
-            assert_same(actual, by_keras(x, y.astype(dtype)))
+        assert_same(actual, by_keras(x, y.astype(dtype)))
     weights = np.linspace(0.1, 1, y.size).reshape(y.shape).astype("float32")
     if loss is squared:
         assert_same(gradients(trainer, x, y, weights), by_tape(trainer, x, y, squared, weights))
         y[2, 1] = np.nan
         weights[2, 1] = 0
+        with pytest.raises(ValueError, match="may compare a label with the others of its row"):
+            gradients(trainer, x, y, weights)
+        trainer = trainer_of(loss, COLUMNS, couples_rows=False)
         assert_same(gradients(trainer, x, y, weights), by_tape(trainer, x, np.nan_to_num(y), squared, weights))
         return
     y[2] = np.nan

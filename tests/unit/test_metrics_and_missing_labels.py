@@ -50,14 +50,20 @@ class ColumnAUC(M.AUC):
 
     def __init__(self, column, name="column_auc"):
         super().__init__(num_thresholds=20, name=name)
-        self.column = column
+        self.column = self.reads = column
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         return super().update_state(y_true[..., self.column], y_pred[..., self.column], sample_weight)
 
 
+class Plain(M.MeanAbsoluteError):
+    """Which reads what Keras's class reads."""
+
+
 class F1(M.Metric):
     """The snippet that is copied everywhere; it does not use its weights."""
+
+    reads = "elements"
 
     def __init__(self, name="own_f1"):
         super().__init__(name=name)
@@ -83,6 +89,8 @@ class F1WithoutWeights(F1):
 class LargestError(M.Mean):
     """A mean over rows."""
 
+    reads = "rows"
+
     def update_state(self, y_true, y_pred, sample_weight=None):
         error = tf.reduce_max(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred), axis=-1)
         return super().update_state(error, sample_weight)
@@ -91,6 +99,8 @@ class LargestError(M.Mean):
 class ScaledError(M.Mean):
     """Each column in units of its own."""
 
+    reads = "rows"
+
     def update_state(self, y_true, y_pred, sample_weight=None):
         error = tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred) / tf.constant([1.0, 2.0, 5.0])
         return super().update_state(error, sample_weight)
@@ -98,6 +108,8 @@ class ScaledError(M.Mean):
 
 class ByColumn(M.Metric):
     """The mean over columns of the share of correct labels."""
+
+    reads = "rows"
 
     def __init__(self, name="by_column"):
         super().__init__(name=name)
@@ -211,13 +223,25 @@ def of_addons():
         "F1Score": (lambda: A.F1Score(C, threshold=0.5), of_rows),
         "MultiLabelConfusionMatrix": (lambda: A.MultiLabelConfusionMatrix(C), of_rows),
     }
-    found = {f"addons {name}": (make, kind(make)) for name, (make, kind) in made.items()}
-    return found
+    reads = {of_elements: "elements", of_rows: "rows"}
+    return {f"addons {name}": (declared(make, reads[kind]), kind(make)) for name, (make, kind) in made.items()}
+
+
+def declared(make, reads):
+    """The same metric, which says what it reads."""
+
+    def made():
+        metric = make()
+        metric.reads = reads
+        return metric
+
+    return made
 
 
 def own():
     found = {}
-    found["own column"] = lambda: ColumnAUC(1), of_rows(lambda: ColumnAUC(1))
+    found["own column"] = lambda: ColumnAUC(1), of_rows(lambda: ColumnAUC(1), [1])
+    found["own class without an update of its own"] = Plain, of_elements(M.MeanAbsoluteError)
     found["own f1"] = F1, of_elements(F1)
     found["own f1 without weights"] = F1WithoutWeights, of_elements(F1)
     found["own mean of rows"] = LargestError, of_rows(LargestError)
@@ -235,16 +259,18 @@ def own():
         ),
         "column_0": (
             lambda y, p: tf.abs(y[..., 0] - p[..., 0]),
-            lambda y, p, there: np.abs(y - p)[there.all(1), 0].mean(),
+            lambda y, p, there: np.abs(y - p)[there[:, 0], 0].mean(),
         ),
         "two_columns": (
             lambda y, p: tf.abs(y[..., 0] - p[..., 2]),
-            lambda y, p, there: np.abs(y[:, 0] - p[:, 2])[there.all(1)].mean(),
+            lambda y, p, there: np.abs(y[:, 0] - p[:, 2])[there[:, 0] & there[:, 2]].mean(),
         ),
-        "prediction": (lambda y, p: p[..., 1], lambda y, p, there: p[there.all(1), 1].mean()),
+        "prediction": (lambda y, p: p[..., 1], lambda y, p, there: p[there[:, 1], 1].mean()),
     }
+    reads = {"element": "elements", "mean_of_row": "elements", "column_0": 0, "two_columns": [0, 2], "prediction": 1}
     for name, (function, wanted) in functions.items():
         function.__name__ = name
+        function.reads = reads.get(name, "rows")
         found[f"function of {name}"] = lambda f=function: f, wanted
     return found
 
@@ -345,6 +371,7 @@ def test_a_function_may_return_what_belongs_to_the_batch(how):
     batches = with_all_missing(*labels_of(2, how, np.random.default_rng(0)))
     for name, (function, by_hand) in OF_BATCHES.items():
         function.__name__ = name
+        function.reads = {"number": "elements", "numbers_of_columns": "rows"}[name]
         with np.errstate(all="ignore"):
             right = of_batches(by_hand)(batches)
         assert found_by_head([function], "mse", batches)[name] == pytest.approx(right, rel=1e-5), name
@@ -358,7 +385,7 @@ def test_a_metric_of_classes_is_that_of_the_labelled_rows(rank, how, sparse):
     if sparse:
         batches = [(np.where(there[..., 0], np.argmax(y, -1), -1), p)]
 
-        def hits(y, p):
+        def hits(y, p):  # without `reads`: all labels of an example are there, or none
             return tf.cast(tf.equal(tf.cast(y, tf.int64), tf.argmax(p, axis=-1)), tf.float32)
 
         makers = {name: made(getattr(M, name)) for name in CLASSES}
@@ -417,18 +444,94 @@ def test_without_a_complete_row_a_metric_of_rows_is_nan():
     assert np.isnan(found["cosine"]) and np.isnan(found["largest"]) and np.isfinite(found["error"])
 
 
-def test_xla_takes_metrics_that_use_their_weights():
+def test_xla_takes_metrics_of_keras():
     y, p, there = labels_of(2, "columns", np.random.default_rng(2))
     batches = with_all_missing(y, p, there)[1:]
-    for make in (ScaledError, M.R2Score):
+    for make in (M.MeanAbsoluteError, M.R2Score):
         (found,), (other,) = (found_by_head([make()], "mse", batches, xla=xla).values() for xla in (True, False))
         np.testing.assert_allclose(found, other, rtol=1e-5, err_msg=make.__name__)
 
 
-def test_xla_refuses_metrics_that_do_not():
+def test_xla_refuses_others():
     y, p, there = labels_of(2, "rows", np.random.default_rng(2))
     with pytest.raises(ValueError, match=r"`jit_compile` must not be True for the metric 'own_f1' of head 'a'"):
         found_by_head([F1()], "binary_crossentropy", with_all_missing(y, p, there), xla=True)
+
+
+# What nothing says is asked for.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Silent(M.Metric):
+    """The largest label that it has seen, in a Python list."""
+
+    def __init__(self, name="silent"):
+        super().__init__(name=name)
+        self.seen = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen += np.ravel(y_true).tolist()
+
+    def result(self):
+        return max(self.seen, default=0.0)
+
+
+def silent_function(y, p):
+    return tf.abs(y[..., 0] - p[..., 0])
+
+
+class SilentAUC(M.AUC):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(y_true[..., 0], y_pred[..., 0], sample_weight)
+
+
+UNDECLARED = {"metric": Silent, "function": lambda: silent_function, "subclass": SilentAUC}
+
+
+@pytest.mark.parametrize("how", ["columns", "steps", "mask", "weights"])
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_a_metric_of_which_nothing_is_known_refuses_parts_of_examples(name, how):
+    rank = 2 if how == "columns" else 3
+    y, p, there = labels_of(rank, how if how in ("columns", "steps") else "nothing", np.random.default_rng(rank))
+    head = new_head("a", tf.identity, "binary_crossentropy", metrics=[UNDECLARED[name]()])
+    spec = tf.TensorSpec([None, *p.shape[1:]], p.dtype)
+    head.build(tf.TensorSpec([None, *y.shape[1:]], y.dtype), spec)
+    weights, mask = None, None
+    if how in ("mask", "weights"):
+        elements = (np.arange(y[..., 0].size) != 5).reshape(y.shape[:-1])
+        weights, mask = (elements.astype("float32"), None) if how == "weights" else (None, tf.constant(elements))
+    message = (
+        r"`targets\['a'\]` must be missing for a whole row or not at all, since nothing says which labels of a row the "
+        r"metric '.*' reads\. Received: .* rows break this\)\. Set the attribute `reads`.*'elements', 'rows', or the numbers"
+    )
+    with pytest.raises(ValueError, match=message):
+        head.mask_missing(tf.constant(np.where(there, y, np.nan)), weights, spec, mask)
+    clean, weights = head.mask_missing(tf.constant(y), None, spec, None)  # all labels are there
+    head.update_metrics(clean, tf.constant(p), weights, None)
+    assert np.isfinite(list(head.results().values())).all()
+
+
+def test_a_metric_sees_nothing_but_labelled_rows():
+    """No trial leaves rows of its own in it, and nothing resets it."""
+    y, p, there = labels_of(2, "rows", np.random.default_rng(5))
+    metric = Silent()
+    found_by_head([metric], "mse", [(np.where(there, y, np.nan), p)])
+    np.testing.assert_array_equal(metric.seen, y[there])
+    x = np.random.default_rng(7).normal(size=(len(y), 5)).astype("float32")
+    for steps in ({}, {"micro_batches": 3}):
+        metric = Silent()
+        trainer = tiny_trainer([metric], "mse")
+        trainer.compile("sgd", run_eagerly=True, **steps)
+        trainer.evaluate(x, {"a": np.where(there, y, np.nan)}, batch_size=16, verbose=0)
+        np.testing.assert_array_equal(metric.seen, y[there])
+
+
+@pytest.mark.parametrize("reads", ["columns", 1.0, [], [True], {"a": 1}, 7, [-4]], ids=repr)
+def test_what_a_metric_cannot_read(reads):
+    message = "must name columns of its predictions" if reads in (7, [-4]) else "must be 'elements', 'rows', the number of"
+    y, p, there = labels_of(2, "rows", np.random.default_rng(5))
+    with pytest.raises(ValueError, match=f"`reads` of the metric 'silent' of head 'a' {message}"):
+        found_by_head([declared(Silent, reads)()], "mse", [(y, p)])
 
 
 def training(metrics, y, *, loss="binary_crossentropy", **options):

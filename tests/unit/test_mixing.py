@@ -20,13 +20,24 @@ def own_data():
 def test_mixed_data_sets_train_each_head_on_its_own_batches():
     mixed = mix_datasets(own_data(), temperature=1e9, seed=1)
     assert int(mixed.cardinality()) == 17
-    labelled = [[name for name, weight in w.items() if weight.numpy().max() > 0] for _, _, w in mixed]
-    assert all(len(names) == 1 for names in labelled) and {names[0] for names in labelled} == {"tag", "price", "size"}
-    assert labelled == [[n for n, weight in w.items() if weight.numpy().max() > 0] for _, _, w in mixed]
+    seen = []
+
+    def note(inputs, targets, weights):
+        seen.append([name for name, weight in weights.items() if weight.max() > 0])
+        return np.int64(0)
+
+    def noting(inputs, targets, weights):
+        noted = tf.numpy_function(lambda *flat: note(None, None, dict(zip(weights, flat))), list(weights.values()), tf.int64)
+        with tf.control_dependencies([noted]):
+            return tf.nest.map_structure(tf.identity, (inputs, targets, weights))
+
     trainer = tiny.trainer(keras.optimizers.Adam(0.01))
-    history = trainer.fit(mixed, verbose=0, shuffle=False).history
+    trainer.compute_gradients(next(iter(mixed)))
+    history = trainer.fit(mixed.map(noting), verbose=0, shuffle=False).history
+    of_fit = seen[-17:]
+    assert all(len(names) == 1 for names in of_fit) and {names[0] for names in of_fit} == {"tag", "price", "size"}
     for name in trainer.heads:
-        assert history[f"{name}_updates"][0] == sum(names == [name] for names in labelled)
+        assert history[f"{name}_updates"][0] == sum(names == [name] for names in of_fit)
 
 
 def chosen(mixed):
@@ -52,6 +63,28 @@ def test_proportions_follow_the_temperature(temperature):
     expected = lengths ** (1 / temperature) / np.sum(lengths ** (1 / temperature))
     actual = [heads.count(name) / len(heads) for name in "abc"]
     np.testing.assert_allclose(actual, expected, atol=0.07)  # three standard deviations
+
+
+def batches_of_passes(mixed, number):
+    """The first input of each batch, by pass."""
+    return [[int(tf.reshape(inputs, [-1])[0]) for inputs, _, _ in mixed] for _ in range(number)]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1e9}, {"weights": {"a": 1, "b": 2}}], ids=str)
+def test_passes_differ_and_all_is_seen_in_the_long_run(options):
+    def mixed(seed=5):
+        parts = {name: tf.data.Dataset.range(first, first + n).batch(1) for name, first, n in (("a", 0, 40), ("b", 100, 8))}
+        return mix_datasets({name: part.map(lambda x: (x, x)) for name, part in parts.items()}, seed=seed, **options)
+
+    one = mixed()
+    passes = batches_of_passes(one, 20)
+    assert all(len(each) == 48 for each in passes) and len(set(map(tuple, passes))) == 20
+    seen = {number for each in passes for number in each}
+    assert seen == {*range(40), *range(100, 108)}
+    assert batches_of_passes(mixed(), 2) == passes[:2] != batches_of_passes(mixed(6), 2)
+    for numbers in passes:  # one after the other, from the place where the pass begins
+        own = [number for number in numbers if number < 40]
+        assert all((later - earlier) % 40 == 1 for earlier, later in zip(own, own[1:]))
 
 
 def test_the_other_heads_get_placeholders_of_their_kind():
