@@ -71,17 +71,18 @@ class _RecurrentCell(keras.layers.Layer):
 class _NextLogits(keras.layers.Layer):
     """A decoder's output layer as it is used in decoding."""
 
-    def __init__(self, cell: DecoderCell) -> None:
+    def __init__(self, cell: DecoderCell, memory: MemoryOrNone) -> None:
         super().__init__(name="next_logits")
         self._cell = cell
+        self._memory: Callable[[], MemoryOrNone] = lambda: memory  # Keras would wrap the tuple
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """The shape of logits for vectors of a shape."""
         return tf.TensorShape(input_shape)[:-1].concatenate(self._cell.vocabulary_size)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Logits for `[..., units]`."""
-        return self._cell.next_logits(inputs)
+        """Logits for `[batch, units]` or `[batch, beams, units]`."""
+        return self._cell.next_logits(inputs, self._memory())
 
 
 @tf.autograph.experimental.do_not_convert
@@ -97,7 +98,7 @@ def decode_rows(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, se
     memory, state = _never_empty((memory, state))
     wrapped, initial = wrap(cell, memory, state)
     sampler, length = Sampler(cell.embedding), search.maximum_length
-    loop = seq2seq.BasicDecoder(wrapped, sampler, _NextLogits(cell), maximum_iterations=length)
+    loop = seq2seq.BasicDecoder(wrapped, sampler, _NextLogits(cell, memory), maximum_iterations=length)
     starts = tf.fill([count_rows(state)], cell.start_id)
     outputs, _, _ = loop(None, start_tokens=starts, end_token=cell.end_id, initial_state=initial)
     ids, lengths = pad_after_end(outputs.sample_id, cell.end_id, length)
@@ -110,14 +111,14 @@ def decode_beams(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, s
     seq2seq = _seq2seq()
     rows = count_rows(state)
     memory, state = _never_empty((memory, state))
-    starts = tf.fill([count_rows(state)], cell.start_id)
+    starts, output_layer = tf.fill([count_rows(state)], cell.start_id), _NextLogits(cell, memory)
     memory, state = seq2seq.tile_batch((memory, state), search.beam_width)
     wrapped, initial = wrap(cell, memory, state)
     loop = seq2seq.BeamSearchDecoder(
         wrapped,
         search.beam_width,
         embedding_fn=cell.embedding,
-        output_layer=_NextLogits(cell),
+        output_layer=output_layer,
         length_penalty_weight=search.length_penalty,
         reorder_tensor_arrays=False,
         maximum_iterations=search.maximum_length,
@@ -143,7 +144,7 @@ def run_stepwise(
 
     class Sampler(seq2seq.ScheduledEmbeddingTrainingSampler):  # type: ignore[name-defined]
         def sample(self, time: tf.Tensor, outputs: tf.Tensor, state: Any) -> tf.Tensor:
-            return cell.sample_inputs(outputs, sampling, seed, time)
+            return cell.sample_inputs(outputs, memory, sampling, seed, time)
 
     rows = count_rows(state)
     memory, state, embedded = _never_empty((memory, state, embedded))

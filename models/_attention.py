@@ -19,11 +19,13 @@ class Memory(NamedTuple):
         values: Encoder outputs, zero at padding, `[batch, source time, width]`.
         keys: Their projections, `[batch, source time, units]`.
         mask: True at tokens, `[batch, source time]`.
+        pointer: What the pointer reads, a `PointerMemory`; `()` without one.
     """
 
     values: tf.Tensor
     keys: tf.Tensor
     mask: tf.Tensor
+    pointer: Any = ()
 
 
 class StepMemory(NamedTuple):
@@ -34,11 +36,13 @@ class StepMemory(NamedTuple):
         keys: Their projections: for Luong's attention `[batch, units, source time]`, so that the scores are one fast
             product; for Bahdanau's `[batch, source time, units]`.
         bias: Added to the scores, `[batch, 1, source time]`: 0 at tokens, a very large negative number at padding.
+        pointer: What the pointer reads, a `PointerMemory`; `()` without one.
     """
 
     values: tf.Tensor
     keys: tf.Tensor
     bias: tf.Tensor
+    pointer: Any = ()
 
 
 MemoryOrNone = Any
@@ -114,7 +118,8 @@ class Attention(keras.layers.Layer):
         # Half of the lowest number, so that adding a score does not overflow.
         dtype = memory.values.dtype
         lowest = tf.constant(0.5 * float(dtype.min), dtype)
-        return StepMemory(memory.values, keys, tf.where(memory.mask[:, tf.newaxis, :], tf.zeros([], dtype), lowest))
+        bias = tf.where(memory.mask[:, tf.newaxis, :], tf.zeros([], dtype), lowest)
+        return StepMemory(memory.values, keys, bias, memory.pointer)
 
     def step(self, query: tf.Tensor, memory: StepMemory, width: int) -> tf.Tensor:
         """The contexts that `call` returns, in fewer operations.

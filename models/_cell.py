@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from ._attention import Attention, MemoryOrNone
+from ._pointer import Pointer
 from ._recurrent import State, build_layer, draw_seed, dropout_layer, recurrent_layer, state_list, state_of
 from ._search import excluded_ids
 
@@ -109,6 +110,7 @@ class DecoderCell:
         num_layers: Number of recurrent layers.
         attention: `"luong"`, `"bahdanau"` or None.
         input_feeding: Whether each step also reads the previous step's vector.
+        copy_ids: Number of ids at the end of the vocabulary that can only be copied; None for no pointer.
         dropout: Fraction of the inputs of each layer but the first that is dropped in training.
         start_id: The id that precedes the first token.
         end_id: The id that ends a sequence.
@@ -126,6 +128,7 @@ class DecoderCell:
         num_layers: int,
         attention: str | None,
         input_feeding: bool,
+        copy_ids: int | None,
         dropout: float,
         start_id: int,
         end_id: int,
@@ -150,7 +153,8 @@ class DecoderCell:
         if attention is not None:
             self.attention_layer = Attention(units, attention, name="attention", dtype=policy)
             self.vector_layer = keras.layers.Dense(units, activation="tanh", name="vector", dtype=policy)
-        self.output_layer = keras.layers.Dense(vocabulary_size, name="output", dtype="float32")
+        self.pointer_layer: Any = None if copy_ids is None else Pointer(vocabulary_size, units, name="pointer")
+        self.output_layer = keras.layers.Dense(vocabulary_size - (copy_ids or 0), name="output", dtype="float32")
 
     def build(self, width: int) -> None:
         """Creates the weights for encoder outputs of a width."""
@@ -161,6 +165,9 @@ class DecoderCell:
         if self.attention_layer is not None:
             build_layer(self.attention_layer, None, None, width)
             build_layer(self.vector_layer, None, None, self.units + width)
+        if self.pointer_layer is not None:
+            with tf.name_scope(self.pointer_layer.name):
+                self.pointer_layer.build(width)
         build_layer(self.output_layer, None, None, self.units)
 
     def step(
@@ -206,15 +213,35 @@ class DecoderCell:
         """A seed for `sample_inputs`, for all steps of a sequence."""
         return draw_seed(self.sampling_layer)
 
-    def sample_inputs(self, vectors: tf.Tensor, probability: tf.Tensor, seed: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
+    def sample_inputs(
+        self, vectors: tf.Tensor, memory: MemoryOrNone, probability: tf.Tensor, seed: tf.Tensor, time: tf.Tensor
+    ) -> tf.Tensor:
         """Scheduled sampling: ids sampled from a step's vectors, int32 `[rows]`; -1 where none replaces the next input."""
         of_ids, of_rows = (seed + tf.stack([place, tf.cast(time, tf.int32)]) for place in (0, 1))
-        ids = tf.random.stateless_categorical(self.next_logits(vectors), 1, of_ids, dtype=tf.int32)[:, 0]
+        ids = tf.random.stateless_categorical(self.next_logits(vectors, memory), 1, of_ids, dtype=tf.int32)[:, 0]
         return tf.where(tf.random.stateless_uniform(tf.shape(ids), of_rows) < probability, ids, -1)
 
-    def next_logits(self, vectors: tf.Tensor) -> tf.Tensor:
-        """Logits of the next ids, float32 `[..., vocabulary_size]`: padding and the start id are excluded."""
-        return self.output_layer(vectors) + excluded_ids(self)
+    def logits(self, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
+        """Logits of all ids, float32 `[batch, time, vocabulary_size]`."""
+        return self._or_copied(self.output_layer(vectors), vectors, memory)
+
+    def next_logits(self, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
+        """Logits of the next ids, float32 `[..., vocabulary_size]`: padding and the start id are excluded.
+
+        The vectors are `[rows, units]`, with as many consecutive rows for each example, or `[batch, queries, units]`.
+        """
+        logits = self.output_layer(vectors)
+        return self._or_copied(logits + excluded_ids(self)[: logits.shape[-1]], vectors, memory)
+
+    def _or_copied(self, logits: tf.Tensor, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
+        """The logits of the ids that can be generated, with a pointer as log probabilities of generating or copying."""
+        if self.pointer_layer is None:
+            return logits
+        if logits.shape.rank == 3:
+            return self.pointer_layer(logits, vectors, memory.pointer)
+        examples = tf.shape(memory.pointer.mask)[0]
+        by_example = (tf.reshape(rows, [examples, -1, rows.shape[1]]) for rows in (logits, vectors))
+        return tf.reshape(self.pointer_layer(*by_example, memory.pointer), [-1, self.vocabulary_size])
 
 
 class FastStep:
@@ -264,7 +291,8 @@ class FastStep:
             contexts = self._attention.step(vectors, memory, self._width)
             kernel, bias = self._vector_weights
             vectors = tf.tanh(tf.nn.bias_add(tf.matmul(tf.concat([vectors, contexts], axis=1), kernel), bias))
-        return self._next_logits(vectors), DecoderState(tuple(layers), vectors if self._input_feeding else ())
+        logits = self._next_logits(vectors, memory)
+        return logits, DecoderState(tuple(layers), vectors if self._input_feeding else ())
 
 
 def count_rows(state: DecoderState) -> tf.Tensor:

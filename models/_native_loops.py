@@ -82,7 +82,7 @@ def run_stepwise(
         outputs = outputs.write(time, hidden_of(state.layers[-1]) if hidden else vectors)
         inputs = embedded[tf.minimum(time + 1, steps - 1)]
         if sampling is not None:
-            sampled = cell.sample_inputs(vectors, sampling, seed, time)
+            sampled = cell.sample_inputs(vectors, memory, sampling, seed, time)
             inputs = tf.where(sampled[:, tf.newaxis] >= 0, cell.embedding(tf.maximum(sampled, 0)), inputs)
         return time + 1, inputs, state, outputs
 

@@ -28,6 +28,12 @@ class Seq2SeqDecoder(AbstractDecoder):
     logits are an affine map of this vector. Without input feeding, training runs the recurrent layers once over the whole
     target sequence and attention as one product.
 
+    With `copy_ids`, words can be copied from the source: the logits are log probabilities of a mixture of generating an id
+    and pointing at a source token with this id (a pointer-generator network; See, Liu and Manning, 2017, arXiv 1704.04368).
+    The representation then holds the ids of the source tokens in the vocabulary of the targets, `copy_ids`. The last
+    `copy_ids` ids of the vocabulary are never generated: give them to the words of a row that have no id of their own, for
+    example by their place in the source.
+
     Ids: `start_id` precedes the first token, `end_id` ends a sequence, `padding_id` fills it up. Rows of targets hold the
     tokens, the end id and padding, without the start id; a trainer checks this when it reads the data (`check_labels`).
     Decoding returns neither padding nor the start id before the end; the start id may be the end id, too.
@@ -43,6 +49,8 @@ class Seq2SeqDecoder(AbstractDecoder):
         num_layers: Number of recurrent layers.
         attention: `"luong"`, `"bahdanau"` or None.
         input_feeding: Whether each step also reads the previous step's vector; needs attention.
+        copy_ids: Number of ids at the end of the vocabulary that can only be copied, with which the decoder copies words of
+            the source; needs attention. None: it does not copy. 0: it copies words that have an id of their own.
         dropout: Fraction of each layer's inputs, and of the vectors, that is dropped in training.
         sampling_probability: Scheduled sampling: the probability that in training a step reads an id sampled from the
             previous step's logits instead of the target's; training then runs step by step. A number, which can be set
@@ -71,6 +79,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         num_layers: int = 1,
         attention: str | None = "luong",
         input_feeding: bool = False,
+        copy_ids: int | None = None,
         dropout: float = 0.0,
         sampling_probability: float | Callable[[tf.Tensor], Any] = 0.0,
         start_id: int = 2,
@@ -106,6 +115,13 @@ class Seq2SeqDecoder(AbstractDecoder):
                 "`input_feeding` needs `attention`. Received: input_feeding=True, attention=None. "
                 "Choose an attention, or leave input feeding off."
             )
+        self.copy_ids = None if copy_ids is None else check_count("copy_ids", copy_ids, minimum=0)
+        if copy_ids is not None and (attention is None or copy_ids > vocabulary_size - 4):
+            raise ValueError(
+                "`copy_ids` needs `attention`, and a vocabulary with other ids. Received: "
+                f"copy_ids={copy_ids}, attention={attention!r}, vocabulary_size={vocabulary_size}. Choose an attention, and "
+                "count these ids in `vocabulary_size`."
+            )
         if engine == "addons":
             _addons_loops.check_installed()
         self._create_layers()
@@ -121,6 +137,7 @@ class Seq2SeqDecoder(AbstractDecoder):
             num_layers=self.num_layers,
             attention=self.attention,
             input_feeding=self.input_feeding,
+            copy_ids=self.copy_ids,
             dropout=self.dropout,
             start_id=self.start_id,
             end_id=self.end_id,
@@ -134,6 +151,8 @@ class Seq2SeqDecoder(AbstractDecoder):
         if self.attention is not None:
             self.attention_layer = self.decoder_cell.attention_layer
             self.vector_layer = self.decoder_cell.vector_layer
+        if self.copy_ids is not None:
+            self.pointer_layer = self.decoder_cell.pointer_layer
         self.output_layer = self.decoder_cell.output_layer
 
     def build(self, representation_shape: Any) -> None:
@@ -199,7 +218,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         memory, state = self.begin(representation)
         sampling = self._sampling_at(step) if training and self._probability else None
         vectors = self.run(self.shift_right(targets), memory, state, training=training, sampling=sampling)
-        return self.output_layer(self.dropout_layer(vectors, training=training))
+        return self.decoder_cell.logits(self.dropout_layer(vectors, training=training), memory)
 
     def generate(
         self,
@@ -288,7 +307,7 @@ class Seq2SeqDecoder(AbstractDecoder):
             result: Decoded = self._loops().decode_beams(self.decoder_cell, memory, state, search)
         else:
             ids, lengths = self._loops().decode_rows(self.decoder_cell, memory, state, search)
-            logits = self.decoder_cell.next_logits(self.run(self.shift_right(ids), memory, state))
+            logits = self.decoder_cell.next_logits(self.run(self.shift_right(ids), memory, state), memory)
             scores = score_rows(logits, ids, lengths) / penalty(lengths, length_penalty)
             result = Decoded(ids[:, tf.newaxis], lengths[:, tf.newaxis], scores[:, tf.newaxis], None)
         if return_attention:
@@ -328,6 +347,9 @@ class Seq2SeqDecoder(AbstractDecoder):
         if self.attention is None:
             return (), DecoderState(layers, vector)
         memory = self.attention_layer.prepare(representation["outputs"], representation["mask"])
+        if self.copy_ids is not None:
+            pointer = self.pointer_layer.prepare(memory.values, memory.mask, representation["copy_ids"])
+            memory = memory._replace(pointer=pointer)
         return memory, DecoderState(layers, vector)
 
     def run(
@@ -361,6 +383,29 @@ class Seq2SeqDecoder(AbstractDecoder):
         context, _ = self.attention_layer(hidden, memory)
         return self.vector_layer(tf.concat([hidden, context], axis=-1))
 
+    def copied(self, representation: dict[str, Any], ids: tf.Tensor) -> tf.Tensor:
+        """The probability that each id of a sequence was copied from the source, rather than generated.
+
+        Args:
+            representation: What `Seq2SeqEncoder` returns.
+            ids: Integer ids, for example those of `generate`, `[batch, time]`.
+
+        Returns:
+            float32 `[batch, time]`: the copied part of each id's probability, divided by all of it.
+
+        Raises:
+            ValueError: If the decoder does not copy, or the representation lacks an entry.
+        """
+        if self.copy_ids is None:
+            raise ValueError(
+                "`copied` needs a decoder that copies. Received: copy_ids=None. Build it with `copy_ids`, a number of ids."
+            )
+        memory, state = self._begin_decoding(representation)
+        vectors = self.run(self.shift_right(ids), memory, state)
+        parts = self.pointer_layer.parts(self.output_layer(vectors), vectors, memory.pointer)
+        generated, copied = (tf.gather(part, ids, axis=2, batch_dims=2) for part in parts)
+        return tf.sigmoid(copied - generated)
+
     def shift_right(self, targets: tf.Tensor) -> tf.Tensor:
         """The inputs for targets: the start id, then all targets but the last."""
         return shift_right(targets, self.start_id)
@@ -372,6 +417,7 @@ class Seq2SeqDecoder(AbstractDecoder):
             "cell": self.cell,
             "attention": self.attention,
             "input_feeding": self.input_feeding,
+            "copy_ids": self.copy_ids,
             "sampling_probability": keras.saving.serialize_keras_object(self._probability),
             "engine": self.engine,
         }
@@ -412,7 +458,8 @@ class Seq2SeqDecoder(AbstractDecoder):
         return _addons_loops if engine == "addons" or _addons_loops.is_installed() else _native_loops
 
     def _check(self, representation: Any) -> None:
-        check_representation("representation", representation, ("outputs", "state", "mask"), type(self).__name__)
+        entries = ("outputs", "state", "mask", *(() if self.copy_ids is None else ("copy_ids",)))
+        check_representation("representation", representation, entries, type(self).__name__)
 
     def _begin_decoding(self, representation: dict[str, Any]) -> tuple[MemoryOrNone, DecoderState]:
         """Builds the decoder if necessary, and begins in its own precision."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ._checks import check_choice, check_count, check_id, check_rate, check_tokens
+from ._checks import check_choice, check_count, check_id, check_ids, check_rate, check_representation, check_tokens
 from ._ids import mask_of_tokens, with_a_step
 from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
@@ -20,6 +21,9 @@ class Seq2SeqEncoder(keras.layers.Layer):
     recurrent layers of Keras 3 accept padding at the end only, and raise an error otherwise.) A row that contains only
     padding counts as one token, so that every row has a last step. States are those after each row's last token; the result
     of a row does not depend on its padding.
+
+    For a decoder that copies, the input is a dict of `tokens` and `copy_ids`, their ids in the vocabulary of the targets, which
+    become part of the representation.
 
     Args:
         vocabulary_size: Number of token ids, padding included.
@@ -86,22 +90,28 @@ class Seq2SeqEncoder(keras.layers.Layer):
                 build_layer(layer, None, None, self.embedding_size if index == 0 else width)
         self.built = True
 
-    def call(self, tokens: tf.Tensor, training: bool | None = None) -> dict[str, Any]:
+    def call(self, tokens: Any, training: bool | None = None) -> dict[str, Any]:
         """Encodes a batch of token ids.
 
         Args:
-            tokens: Integer ids, `[batch, time]`.
+            tokens: Integer ids, `[batch, time]`, or a dict of two such tensors, `tokens` and `copy_ids`.
             training: Whether dropout is active.
 
         Returns:
             A dict of `outputs`, float `[batch, time, width]`, zero at padding; `state`, a tuple over layers of the
             final state, a tensor for a GRU and the pair (hidden, carry) for an LSTM, each `[batch, width]`; `final`,
-            `[batch, width]`, the last layer's hidden state; and `mask`, bool `[batch, time]`, True at tokens. The
-            width is `units`, twice that if bidirectional. For a batch of time 0 the results have time 1.
+            `[batch, width]`, the last layer's hidden state; `mask`, bool `[batch, time]`, True at tokens; and `copy_ids`,
+            if the input has them. The width is `units`, twice that if bidirectional. For a batch of time 0 the results have
+            time 1.
 
         Raises:
-            ValueError: If the tokens are not a matrix of integers, or an id is out of range.
+            ValueError: If the tokens or copy ids are not matrices of integers, or a token is out of range.
         """
+        copy_ids: dict[str, tf.Tensor] = {}
+        if isinstance(tokens, Mapping):
+            check_representation("tokens", tokens, ("tokens", "copy_ids"), type(self).__name__, "a dict of two tensors")
+            copy_ids["copy_ids"] = with_a_step(check_ids("copy_ids", tokens["copy_ids"]), self.padding_id)
+            tokens = tokens["tokens"]
         tokens = with_a_step(check_tokens(tokens, self.vocabulary_size), self.padding_id)
         mask = mask_of_tokens(tokens, self.padding_id)
         outputs = self.embedding(tokens)
@@ -116,7 +126,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
                 state = [tf.concat(pair, axis=-1) for pair in zip(state, reverse_state)]
             states.append(state_of(state))
         outputs *= tf.cast(mask[:, :, tf.newaxis], outputs.dtype)
-        return {"outputs": outputs, "state": tuple(states), "final": hidden_of(states[-1]), "mask": mask}
+        return {"outputs": outputs, "state": tuple(states), "final": hidden_of(states[-1]), "mask": mask, **copy_ids}
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """None: the mask is part of the result."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from examples._command_line import InputError
 from examples.seq2seq_price import model
-from examples.seq2seq_price.batches import TargetReader, Vectorizers
+from examples.seq2seq_price.batches import Vectorizers
 from examples.seq2seq_price.columns import Column, from_json, to_json
 from examples.seq2seq_price.command import SETTINGS_FILE
 from multihead import MultiHeadTrainer
@@ -37,8 +37,7 @@ class PriceModel:
         heads: Sequence[str] = ("reply", "price"),
     ) -> None:
         self.sizes, self.vocabularies = sizes, vocabularies
-        self.vectorizers = Vectorizers(*vocabularies)
-        self.read_target = TargetReader(vocabularies[1])
+        self.vectorizers = Vectorizers(*vocabularies, sizes.copy_ids)
         self.columns = {column.head: column for column in columns if column.head in heads}
         reply = {"reply": model.reply_head(sizes)} if "reply" in heads else {}
         others = {head: column.make_head(sizes.units) for head, column in self.columns.items()}
@@ -53,27 +52,27 @@ class PriceModel:
 
     def answer(self, texts: Sequence[str], *, beam_width: int = 1) -> dict[str, list[Any]]:
         """The answers of each head to at least one text: replies, and what the columns' `predict` gives."""
-        ids = self.vectorizers.source(list(texts))
-        order = np.argsort(ids.row_lengths().numpy(), kind="stable")
+        order = np.argsort([len(text.split()) for text in texts], kind="stable")
         found: dict[str, list[Any]] = {}
         if beam_width not in self._compiled:
             self._compiled[beam_width] = tf.function(
-                lambda batch: self._heads(batch, beam_width), input_signature=[tf.TensorSpec([None, None], tf.int32)]
+                lambda batch: self._heads(batch, beam_width), input_signature=[tf.TensorSpec([None], tf.string)]
             )
         for start in range(0, len(order), PREDICTION_ROWS):
             rows = order[start : start + PREDICTION_ROWS]
-            answered = self._compiled[beam_width](tf.cast(tf.gather(ids, rows).to_tensor(), tf.int32))
+            answered = self._compiled[beam_width](tf.constant([texts[row] for row in rows], tf.string))
             for head, answers in answered.items():
                 of_texts = found.setdefault(head, [None] * len(texts))
-                for row, answer in zip(rows, self.read_target(answers) if head == "reply" else answers.numpy()):
-                    of_texts[row] = answer
+                for row, answer in zip(rows, answers.numpy()):
+                    of_texts[row] = answer.decode() if head == "reply" else answer
         return found
 
-    def _heads(self, ids: tf.Tensor, beam_width: int) -> dict[str, tf.Tensor]:
-        representation = self.trainer.encoder(ids, training=False)
+    def _heads(self, texts: tf.Tensor, beam_width: int) -> dict[str, tf.Tensor]:
+        representation = self.trainer.encoder(self.vectorizers.inputs(texts), training=False)
         answered = {}
         if self.decoder is not None:
-            answered["reply"] = self.decoder.generate(representation, beam_width=beam_width)
+            ids = self.decoder.generate(representation, beam_width=beam_width)
+            answered["reply"] = self.vectorizers.texts(ids, texts)
         for head, column in self.columns.items():
             answered[head] = column.predict(self.trainer.heads[head].module, representation)
         return answered
@@ -86,18 +85,15 @@ class PriceModel:
         `[batch, time]`, one per token.
         """
 
-        def ids(texts: tf.Tensor) -> tf.Tensor:
-            return tf.cast(self.vectorizers.source(texts).to_tensor(), tf.int32)
-
         def generate(representation: Any) -> tf.Tensor:
             return self.decoder.generate(representation, beam_width=beam_width, engine="native")
 
         if self.decoder is not None:
-            options: dict[str, Any] = {"generate": generate, "postprocess": self.read_target.read}
-            self.trainer.export(folder / "reply", "reply", preprocess=ids, **options)
+            options: dict[str, Any] = {"generate": generate, "postprocess": self.vectorizers.texts}
+            self.trainer.export(folder / "reply", "reply", preprocess=self.vectorizers.inputs, **options)
         for head, column in self.columns.items():
             options = column.export_options(self.trainer.heads[head].module)
-            self.trainer.export(folder / head, head, preprocess=ids, **options)
+            self.trainer.export(folder / head, head, preprocess=self.vectorizers.inputs, **options)
 
     def save(self, folder: Path, columns: Mapping[str, str]) -> None:
         """Saves weights, vocabularies, settings, and the names of the `source`, `target` and `label` columns to a folder."""

@@ -6,6 +6,9 @@ Both sides use Keras's `TextVectorization` with a registered standardization. Th
 Sources are lower-cased, and a run of punctuation is one token. Targets can be restored, up to the amount of white space:
 their tokens are words and runs of punctuation, and a mark shows where a run is attached to its neighbor without a space
 (`name[The Mill], area[riverside]` becomes `name ￭[￭ The Mill ￭], area ￭[￭ riverside ￭]`).
+
+Words without an id can be copied: a word that is unknown has the id of its place in the source, on both sides. In training,
+known words that stand in source and target are hidden at random, in each epoch others, so that what is copied need not be known.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.seq2seq_price.model import END_ID, PADDING_ID
+from examples.seq2seq_price.model import END_ID, PADDING_ID, UNKNOWN_ID
 
 SPECIAL = ("<start>", "<end>")
 JOINER = "￭"
+BLOCK = 256
+"""Rows that are read at once: their words are compared with each other."""
 Standardize = Callable[[tf.Tensor], tf.Tensor]
+Inputs = Any
+"""The encoder's: ids, or a dict of `tokens` and `copy_ids`."""
 _WORD = r"[\pL\pM\pN_]"
 _PUNCTUATION = r"[^\s\pL\pM\pN_]+"
 
@@ -35,10 +42,15 @@ class Examples(NamedTuple):
     labels: dict[str, Any]
 
 
+def separate(texts: tf.Tensor) -> tf.Tensor:
+    """Puts spaces around runs of punctuation."""
+    return tf.strings.regex_replace(texts, f"({_PUNCTUATION})", r" \1 ")
+
+
 @keras.saving.register_keras_serializable(package="seq2seq_price")
 def standardize_source(texts: tf.Tensor) -> tf.Tensor:
     """Lower-cases UTF-8 strings of any shape and puts spaces around runs of punctuation."""
-    return tf.strings.regex_replace(tf.strings.lower(texts, encoding="utf-8"), f"({_PUNCTUATION})", r" \1 ")
+    return tf.strings.lower(separate(texts), encoding="utf-8")
 
 
 @keras.saving.register_keras_serializable(package="seq2seq_price")
@@ -79,6 +91,35 @@ def vocabularies(train: Examples) -> tuple[list[str], list[str]]:
     return build_vocabulary(train.texts, standardize_source, least=2), build_vocabulary(train.targets, standardize_target)
 
 
+class TextStatistics(NamedTuple):
+    """What the texts of rows are like.
+
+    Attributes:
+        long_source: The number of tokens that nine tenths of the sources do not exceed.
+        longest_source: The largest number of tokens of a source.
+        longest_target: The largest number of tokens of a target.
+        copied: The fraction of the targets' words that stand in their sources.
+    """
+
+    long_source: int
+    longest_source: int
+    longest_target: int
+    copied: float
+
+
+def statistics_of(examples: Examples) -> TextStatistics:
+    """The statistics of rows."""
+    sources, targets = (
+        [[token.decode() for token in tokens] for tokens in tf.strings.split(standardize(tf.constant(texts))).to_list()]
+        for standardize, texts in ((separate, examples.texts), (standardize_target, examples.targets))
+    )
+    stands = [token in set(source) for source, target in zip(sources, targets) for token in target if token[0].isalnum()]
+    lengths = np.array([len(source) for source in sources])
+    longest = max(len(target) for target in targets)
+    copied = float(np.mean(stands)) if stands else 0.0
+    return TextStatistics(int(np.quantile(lengths, 0.9)), int(lengths.max()), longest, copied)
+
+
 def vectorizer(vocabulary: Sequence[str], standardize: Standardize) -> keras.layers.Layer:
     """A layer that converts texts `[batch]` to token ids, ragged int64 `[batch, time]`."""
     return keras.layers.TextVectorization(
@@ -93,62 +134,165 @@ def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
     return tf.concat([ids, tf.RaggedTensor.from_row_lengths(ends, tf.cast(has_target, tf.int64))], axis=1)
 
 
-class TargetReader:
-    """Converts target ids back to texts, with the result of `build_vocabulary`."""
+class Rows(NamedTuple):
+    """Integers of rows, ragged or, with 0 as padding, dense.
 
-    def __init__(self, vocabulary: Sequence[str]) -> None:
-        self._tokens = tf.constant(["", "[UNK]", *vocabulary])
+    Attributes:
+        source: Ids of the source's tokens, `[rows, source tokens]`.
+        copy_ids: Ids of these tokens in the vocabulary of the targets, `[rows, source tokens]`.
+        target: Ids of the target's tokens, and the end id, `[rows, target tokens]`.
+        place: The place, from 1, at which a source token stands first in its source, `[rows, source tokens]`.
+        target_place: The place at which a target token stands first in its source, or 0, `[rows, target tokens]`.
+        is_copied: 1 for source tokens that stand as often in the target, else 0, `[rows, source tokens]`.
+    """
 
-    def __call__(self, ids: tf.Tensor) -> list[str]:
-        """Texts of ids `[batch, time]`, each read up to its end id."""
-        return [text.decode() for text in self.read(ids).numpy()]
-
-    def read(self, ids: tf.Tensor) -> tf.Tensor:
-        """The same as a string tensor `[batch]`."""
-        ended = tf.cumsum(tf.cast(tf.equal(ids, END_ID), tf.int32), axis=1) > 0
-        tokens = tf.gather(self._tokens, tf.where(ended, PADDING_ID, ids))
-        texts = tf.strings.regex_replace(tf.strings.reduce_join(tokens, axis=1, separator=" "), " +$", "")
-        return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
+    source: Any
+    copy_ids: Any
+    target: Any
+    place: Any
+    target_place: Any
+    is_copied: Any
 
 
 class Vectorizers:
-    """The layers that turn texts and targets into ids, from their vocabularies."""
+    """Turn texts and targets into ids by their vocabularies, and ids of targets into texts.
 
-    def __init__(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+    With `copy_ids`, a word without an id of its own has that of its place in the source: so many ids follow on each
+    vocabulary, one for each place. Otherwise all unknown words have the same id.
+    """
+
+    def __init__(self, sources: Sequence[str], targets: Sequence[str], copy_ids: int | None = None) -> None:
         self.source, self.target = vectorizer(sources, standardize_source), vectorizer(targets, standardize_target)
+        self.copy_ids = copy_ids
+        self._sizes = len(sources) + 2, len(targets) + 2
+        self._tokens = tf.constant(["", "[UNK]", *targets])
 
-    def __call__(self, texts: Any, targets: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-        """Ragged int64 ids of sources and of targets, the latter with end ids."""
-        return self.source(texts), append_end(self.target(targets))
+    def __call__(self, texts: Sequence[str], targets: Sequence[str]) -> Rows:
+        """Ragged ids of rows."""
+        read = tf.function(self._read, input_signature=[tf.TensorSpec([None], tf.string)] * 2)
+        starts = range(0, max(1, len(texts)), BLOCK)
+        blocks = [
+            read(*(tf.constant(side[start : start + BLOCK], tf.string) for side in (texts, targets))) for start in starts
+        ]
+        lengths = [[tf.math.count_nonzero(ids, axis=1) for ids in (block.source, block.target)] for block in blocks]
+        parts = [
+            tf.concat(
+                [tf.RaggedTensor.from_tensor(block[part], of[part in (2, 4)]) for block, of in zip(blocks, lengths)], 0
+            )
+            for part in range(len(Rows._fields))
+        ]
+        return Rows(*parts)
+
+    def inputs(self, texts: tf.Tensor) -> Inputs:
+        """The encoder's inputs for texts `[batch]`."""
+        return self.of_encoder(self._read(texts, tf.fill(tf.shape(texts), "")))
+
+    def of_encoder(self, rows: Rows) -> Inputs:
+        """The encoder's inputs of dense rows, int32 `[batch, time]`, with a step at least."""
+        source, copy_ids = (tf.cast(_with_a_step(ids), tf.int32) for ids in (rows.source, rows.copy_ids))
+        return source if self.copy_ids is None else {"tokens": source, "copy_ids": copy_ids}
+
+    def hide(self, rows: Rows, seed: tf.Tensor) -> Rows:
+        """Hides words that stand in source and target, as if they were unknown; the rows are dense.
+
+        In half of the rows no word is hidden, in each of the others a fraction of them, which is drawn. `seed` has two numbers.
+        """
+        if self.copy_ids is None:
+            return rows
+        drawn = tf.random.stateless_uniform([2, *tf.unstack(tf.shape(rows.source))], seed)
+        fractions = tf.maximum(0.0, 2.0 * drawn[0, :, :1] - 1.0)
+        hidden = tf.logical_and(_at(drawn[1] < fractions, rows.place), rows.is_copied > 0)
+        replaced = {
+            "source": self._by_place(0, hidden, rows.place, rows.source),
+            "copy_ids": self._by_place(1, hidden, rows.place, rows.copy_ids),
+            "target": self._by_place(1, _at(hidden, rows.target_place), rows.target_place, rows.target),
+        }
+        return rows._replace(**replaced)
+
+    def texts(self, ids: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
+        """The texts, strings `[batch]`, of ids of targets `[batch, time]`, read up to their end ids, for sources `[batch]`."""
+        ended = tf.cumsum(tf.cast(tf.equal(ids, END_ID), tf.int32), axis=1) > 0
+        ids, size = tf.where(ended, PADDING_ID, ids), self._sizes[1]
+        tokens = tf.gather(self._tokens, tf.minimum(ids, size - 1))
+        if self.copy_ids:
+            words = tf.strings.split(separate(sources)).to_tensor(shape=[None, self.copy_ids])
+            tokens = tf.where(ids < size, tokens, tf.gather(words, tf.maximum(ids - size, 0), batch_dims=1))
+        texts = tf.strings.regex_replace(tf.strings.reduce_join(tokens, axis=1, separator=" "), " +$", "")
+        return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
+
+    def _read(self, texts: tf.Tensor, targets: tf.Tensor) -> Rows:
+        """Dense int64 ids of rows."""
+        words = tf.strings.split(separate(texts))
+        source, target = self.source(texts).to_tensor(), append_end(self.target(targets)).to_tensor()
+        copy_ids = words.with_flat_values(self.target(words.flat_values).flat_values).to_tensor()
+        written = tf.pad(tf.strings.split(standardize_target(targets)).to_tensor(), [[0, 0], [0, 1]])[:, : tf.shape(target)[1]]
+        words = words.to_tensor()
+        place, target_place = _first_place(words, words), _first_place(written, words)
+        often = tf.equal(*(_count(places, tf.shape(words)[1]) for places in (place, target_place)))
+        is_copied = tf.cast(tf.logical_and(_at(often, place), place > 0), tf.int64)
+        source, copy_ids, target = (
+            self._by_place(side, tf.equal(ids, UNKNOWN_ID), places, ids)
+            for side, places, ids in ((0, place, source), (1, place, copy_ids), (1, target_place, target))
+        )
+        return Rows(source, copy_ids, target, place, target_place, is_copied)
+
+    def _by_place(self, side: int, condition: tf.Tensor, places: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        """Ids of sources (0) or targets (1), replaced by those of places where a condition holds and the place has one."""
+        has_id = tf.logical_and(places > 0, places <= (self.copy_ids or 0))
+        return tf.where(tf.logical_and(condition, has_id), self._sizes[side] - 1 + places, ids)
+
+
+def _first_place(tokens: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """The place, from 1, at which each of some tokens `[batch, tokens]` stands first among words; 0 for none, and for "" """
+    tokens, words = (
+        tf.where(tf.equal(each, ""), empty, tf.strings.to_hash_bucket_fast(each, 2**62))
+        for each, empty in ((tokens, tf.constant(-1, tf.int64)), (words, tf.constant(-2, tf.int64)))
+    )
+    equal = tf.equal(tokens[:, :, tf.newaxis], words[:, tf.newaxis])
+    first = tf.argmax(tf.pad(tf.cast(equal, tf.int8), [[0, 0], [0, 0], [0, 1]]), axis=2)
+    return tf.where(tf.reduce_any(equal, axis=2), first + 1, 0)
+
+
+def _count(places: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """How often each of so many places, from 1, stands in each row `[batch, time]`."""
+    return tf.math.bincount(tf.cast(places, tf.int32), minlength=number + 1, maxlength=number + 1, axis=-1)[:, 1:]
+
+
+def _at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """The values `[batch, places]` at places from 1, shaped as these; those at 0 are of no place."""
+    return tf.gather(tf.pad(values, [[0, 0], [1, 0]]), places, batch_dims=1)
 
 
 def training_batches(
     examples: Examples, vectorizers: Vectorizers, batch_size: int, *, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """Batches of rows of similar lengths, reshuffled in every epoch, and their number per epoch.
+    """Batches of rows of similar lengths, reshuffled in every epoch, with other words hidden, and their number per epoch.
 
-    They are `(ids, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller.
+    They are `(inputs, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller.
     """
-    sources, targets = vectorizers(examples.texts, examples.targets)
-    lengths = sources.row_lengths().numpy()
+    ids = vectorizers(examples.texts, examples.targets)
+    lengths = ids.source.row_lengths().numpy()
     ends = 1 + np.unique(np.quantile(lengths, np.arange(1, 8) / 8).astype(int))
-    rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels))
+    rows = tf.data.Dataset.from_tensor_slices((ids, examples.labels))
     batches = rows.shuffle(len(lengths), seed=seed).map(_as_vectors)
     batches = batches.bucket_by_sequence_length(
-        lambda source, target, labels: tf.size(source), ends.tolist(), [batch_size] * (len(ends) + 1)
+        lambda ids, labels: tf.size(ids.source), ends.tolist(), [batch_size] * (len(ends) + 1)
     )
     steps = int(np.ceil(np.bincount(np.searchsorted(ends, lengths, side="right")) / batch_size).sum())
-    batches = batches.map(_as_batch).apply(tf.data.experimental.assert_cardinality(steps)).prefetch(4)
-    return _without_tuner(batches), steps
+    draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
+    batches = tf.data.Dataset.zip((batches, draws)).map(
+        lambda batch, draw: _as_batch(vectorizers, vectorizers.hide(batch[0], draw), batch[1])
+    )
+    return _without_tuner(batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(4)), steps
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
-    """Batches as for training, but of all rows from short to long, in a fixed order."""
-    sources, targets = vectorizers(examples.texts, examples.targets)
-    order = tf.argsort(sources.row_lengths() + targets.row_lengths(), stable=True)
-    rows = tf.nest.map_structure(lambda column: tf.gather(column, order), (sources, targets, examples.labels))
-    data = tf.data.Dataset.from_tensor_slices(rows).map(_as_vectors)
-    return _without_tuner(data.padded_batch(batch_size).map(_as_batch).cache())
+    """Batches as for training, but of all rows from short to long, in a fixed order, with no word hidden."""
+    ids = vectorizers(examples.texts, examples.targets)
+    order = tf.argsort(ids.source.row_lengths() + ids.target.row_lengths(), stable=True)
+    rows = tf.nest.map_structure(lambda column: tf.gather(column, order), (ids, examples.labels))
+    data = tf.data.Dataset.from_tensor_slices(rows).map(_as_vectors).padded_batch(batch_size)
+    return _without_tuner(data.map(lambda ids, labels: _as_batch(vectorizers, ids, labels)).cache())
 
 
 def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -161,14 +305,14 @@ def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def _as_vectors(source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+def _as_vectors(ids: Rows, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
     """Rows of ragged ids as dense vectors."""
-    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), labels
+    return Rows(*(tf.ensure_shape(row, [None]) for row in ids)), labels
 
 
-def _as_batch(source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+def _as_batch(vectorizers: Vectorizers, ids: Rows, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
     labels = {head: _with_a_step(label) for head, label in labels.items()}
-    return tf.cast(source, tf.int32), {"reply": tf.cast(_with_a_step(target), tf.int32), **labels}
+    return vectorizers.of_encoder(ids), {"reply": tf.cast(_with_a_step(ids.target), tf.int32), **labels}
 
 
 def _with_a_step(label: tf.Tensor) -> tf.Tensor:

@@ -65,7 +65,8 @@ def train_all(
     held_out, models = data.splits["dev"], [build_model(options, data)]  # this one for its vocabularies
     read = models[0].vectorizers
     batches, steps = training_batches(data.splits["train"], read, options.batch_size, seed=options.seed)
-    ids, reply = (ragged.to_tensor().numpy().astype(np.int32) for ragged in read(held_out.texts, held_out.targets))
+    rows = read(held_out.texts, held_out.targets)
+    ids, reply = (ragged.to_tensor().numpy().astype(np.int32) for ragged in (rows.source, rows.target))
     clock = report.Clock(steps * sum(way.epochs(options.epochs) for way in chosen))
 
     def build(way: model.Way) -> MultiHeadTrainer:

@@ -20,11 +20,16 @@ NO_LABEL = -1  # of an order without a price, from which the price head does not
 
 @dataclass(frozen=True)
 class Sizes:
-    """The hyperparameters; without attention the decoder reads only the encoder's final state."""
+    """The hyperparameters; without attention the decoder reads only the encoder's final state.
+
+    The words of sources and targets are those of their vocabularies; `copy_ids` more stand for words that are copied, by their
+    places in the source. None: no words are copied.
+    """
 
     source_words: int
     target_words: int
     maximum_length: int
+    copy_ids: int | None = None
     units: int = 64
     embedding: int = 32
     layers: int = 1
@@ -42,7 +47,8 @@ def encoder(sizes: Sizes) -> keras.layers.Layer:
     """From ids to a dict: `outputs` for each word, the final `state`, and `mask`."""
     if sizes.cell == "transformer":
         return TransformerEncoder(sizes.source_words, **sizes.common)
-    return Seq2SeqEncoder(sizes.source_words, cell=sizes.cell, bidirectional=True, **sizes.common)
+    words = sizes.source_words + (sizes.copy_ids or 0)
+    return Seq2SeqEncoder(words, cell=sizes.cell, bidirectional=True, **sizes.common)
 
 
 def reply_head(sizes: Sizes) -> Head:
@@ -51,7 +57,8 @@ def reply_head(sizes: Sizes) -> Head:
     if sizes.cell == "transformer":
         decoder = TransformerDecoder(sizes.target_words, **sizes.common, **ids)
     else:
-        decoder = Seq2SeqDecoder(sizes.target_words, cell=sizes.cell, attention=sizes.attention, **sizes.common, **ids)
+        words, copying = sizes.target_words + (sizes.copy_ids or 0), {"attention": sizes.attention, "copy_ids": sizes.copy_ids}
+        decoder = Seq2SeqDecoder(words, cell=sizes.cell, **copying, **sizes.common, **ids)
     token_accuracy = keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")
     return Head(decoder, losses.SequenceCrossentropy(), metrics=[token_accuracy], teacher_forcing=True)
 

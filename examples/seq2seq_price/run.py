@@ -23,7 +23,7 @@ from examples.seq2seq_price.answers import PriceModel, load_model
 from examples.seq2seq_price.batches import (
     Examples,
     evaluation_batches,
-    standardize_target,
+    statistics_of,
     training_batches,
     vocabularies,
 )
@@ -33,14 +33,22 @@ from examples.seq2seq_price.model import NO_LABEL, Sizes, compile_trainer
 from multihead import balancing, callbacks, plots
 
 
+SHORT, LEAST_COPIED = 10, 0.2
+"""Without attention: sources of which nine tenths have at most so many tokens. Without copying: targets of which at most this
+fraction of the words stands in their sources."""
+
+
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
     """An untrained model with vocabularies from the training rows, and all heads of the data or some of them."""
     train = data.splits["train"]
-    words = vocabularies(train)
-    longest = int(tf.reduce_max(tf.strings.split(standardize_target(tf.constant(train.targets))).row_lengths()))
-    sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, 2 * longest + 1)
+    words, found = vocabularies(train), statistics_of(train)
+    sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, 2 * found.longest_target + 1)
     given = {name: vars(options)[name] for name in ("units", "embedding", "layers", "cell", "attention", "dropout")}
-    return PriceModel(replace(sizes, **given), words, [*data.heads.values()], heads=heads or ("reply", *data.heads))
+    if options.attention == "auto":
+        given["attention"] = "luong" if found.long_source > SHORT else None
+    copies = given["attention"] in ("luong", "bahdanau") and options.train is not None and found.copied > LEAST_COPIED
+    sizes = replace(sizes, **given, copy_ids=found.longest_source if copies else None)
+    return PriceModel(sizes, words, [*data.heads.values()], heads=heads or ("reply", *data.heads))
 
 
 def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.HeadEarlyStopping:

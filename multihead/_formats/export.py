@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 from multihead._ground.calls import call_module, call_users, graph_function
@@ -76,7 +77,7 @@ def export_heads(
     ranks = {path: spec.shape.rank for path, spec in _by_path(encoder_specs).items()}
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
+        given = inputs_of_model = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
         if preprocess is not None:
             given = call_module(preprocess, given, training=False)
             found = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
@@ -94,7 +95,8 @@ def export_heads(
             else:
                 output = head.in_units(call_users(step, head.read(representation)))
             step = finishers[head.name]
-            output = output if step is None else call_module(step, output, training=False)
+            if step is not None:
+                output = call_module(step, output, *([inputs_of_model] if _reads_inputs(step) else []), training=False)
             own = output if isinstance(output, Mapping) else {head.name: output}  # a dict keeps its keys
             if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
                 raise ValueError(
@@ -134,6 +136,15 @@ def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]
         )
     steps = given if isinstance(given, Mapping) else dict.fromkeys(heads, given)
     return {name: steps.get(name) for name in heads}
+
+
+def _reads_inputs(postprocess: Function) -> bool:
+    """Whether a function needs two arguments, the second for the exported model's inputs."""
+    if isinstance(postprocess, keras.layers.Layer):
+        return False
+    parameters = inspect.signature(postprocess).parameters.values()
+    needed = [each for each in parameters if each.default is each.empty and each.kind <= each.POSITIONAL_OR_KEYWORD]
+    return len(needed) == 2
 
 
 def _by_path(nest: Nested, path: str = "") -> Config:

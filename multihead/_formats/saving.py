@@ -153,8 +153,9 @@ class SavedTrainer(keras.Model):
                 several heads, a dict of these by head name. None: as in `predict`, `module.generate(representation)` with
                 teacher forcing, otherwise `module(representation)`.
             postprocess: A function from the head's output to the exported model's output: a tensor, which gets the head's
-                name, or a dict of tensors; for several heads, a dict of these by head name. None: the head's output. If
-                several or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
+                name, or a dict of tensors; for several heads, a dict of these by head name. A function of two arguments
+                gets the exported model's inputs as the second, for example the texts. None: the head's output. If several
+                or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
 
         Raises:
             ValueError: There is no such head, it is not built yet, `filepath` is a file, or the result of `preprocess` or
