@@ -53,13 +53,25 @@ class Dialect(NamedTuple):
         return f"separated by {self.separator}s{quotes.get(self.quotes or '', '')}"
 
 
+class Row(dict[str, str]):
+    """A row's cells by column name; `line` is the number of its last line in the file, from 1."""
+
+    line = 0
+
+
+class _Cells(list[str]):
+    """A row's cells, and the number of its last line."""
+
+    line = 0
+
+
 def read_table(
     path: str | Path,
     columns: Iterable[str],
     dialect: Dialect = Dialect(),  # noqa: B008 - immutable
     *,
     tell: Callable[[str], None] = lambda line: None,
-) -> list[dict[str, str]]:
+) -> list[Row]:
     r"""Reads columns of a CSV or TSV file, plain or gzipped, in UTF-8.
 
     The first row contains the column names. Lines may end with `\n` or `\r\n`. What the dialect leaves open is found: the
@@ -75,7 +87,7 @@ def read_table(
         tell: Is told in one line what was read, how, and how many rows were left out.
 
     Returns:
-        One dict per row, by column name, with surrounding white space removed, and plain spaces for any others.
+        The rows, their cells with surrounding white space removed, and plain spaces for any others.
 
     Raises:
         InputError: The file is missing, unreadable or empty, it lacks rows or a column, or its backslashes before quotes may
@@ -90,7 +102,11 @@ def read_table(
     tell(f"{len(rows)} rows of {path} ({dialect}){left_out}")
     if not rows:
         raise InputError(f"`{path}` must have rows below its column names. Received: none. Check the file.")
-    return [{name: _clean(cells[place]) for name, place in places.items()} for cells in rows]
+    table = []
+    for cells in rows:
+        table.append(Row((name, _clean(cells[place])) for name, place in places.items()))
+        table[-1].line = cells.line
+    return table
 
 
 @contextmanager
@@ -153,7 +169,7 @@ def _header(file: IO[str], path: Path, wanted: Sequence[str], dialect: Dialect) 
     return header, dialect._replace(separator=name)
 
 
-def _rows(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[list[str]], int, Dialect]:
+def _rows(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[_Cells], int, Dialect]:
     """The rows below the header, the number of blank ones left out, and the dialect with its quotes, if there are any."""
     file.seek(0)
     lines = [line for line in file if '"' in line]
@@ -200,7 +216,7 @@ def _are_marks(rows: Sequence[Sequence[str]]) -> bool:
     return False
 
 
-def _parsed(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[list[str]], int]:
+def _parsed(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[_Cells], int]:
     """The rows below the header, and the number of blank ones left out."""
     rows, blank, reader = [], 0, dialect.reader(file)
     next(reader)
@@ -214,7 +230,8 @@ def _parsed(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[li
                 "correct --separator or --quotes."
             )
         else:
-            rows.append(cells)
+            rows.append(_Cells(cells))
+            rows[-1].line = reader.line_num
     return rows, blank
 
 

@@ -144,7 +144,8 @@ class DecoderCell:
         self.start_id = start_id
         self.end_id = end_id
         self.padding_id = padding_id
-        self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
+        known = vocabulary_size if not copy_ids else vocabulary_size - copy_ids + 1
+        self.embedding = keras.layers.Embedding(known, embedding_size, name="embedding", dtype=policy)
         self.recurrent_layers = [
             recurrent_layer(kind, units, name=f"layer_{index}", dtype=policy) for index in range(num_layers)
         ]
@@ -169,6 +170,10 @@ class DecoderCell:
             with tf.name_scope(self.pointer_layer.name):
                 self.pointer_layer.build(width)
         build_layer(self.output_layer, None, None, self.units)
+
+    def embed(self, ids: tf.Tensor) -> tf.Tensor:
+        """Vectors of ids; those that can only be copied have the last one in common."""
+        return self.embedding(tf.minimum(ids, self.embedding.input_dim - 1))
 
     def step(
         self,
@@ -279,7 +284,7 @@ class FastStep:
         Returns:
             The logits of the next ids, float32 `[batch * width, vocabulary_size]`, and the state after the step.
         """
-        parts = [tf.cast(tf.nn.embedding_lookup(self._table, last), self._dtype)]
+        parts = [tf.cast(tf.nn.embedding_lookup(self._table, tf.minimum(last, self._table.shape[0] - 1)), self._dtype)]
         if self._input_feeding:
             parts.append(state.vector)
         layers = []

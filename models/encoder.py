@@ -22,8 +22,8 @@ class Seq2SeqEncoder(keras.layers.Layer):
     padding counts as one token, so that every row has a last step. States are those after each row's last token; the result
     of a row does not depend on its padding.
 
-    For a decoder that copies, the input is a dict of `tokens` and `copy_ids`, their ids in the vocabulary of the targets, which
-    become part of the representation.
+    For a decoder that copies, the input is a dict of `tokens` and `copy_ids`, their ids in the vocabulary of the targets,
+    which become part of the representation.
 
     Args:
         vocabulary_size: Number of token ids, padding included.

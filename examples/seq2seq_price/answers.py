@@ -77,6 +77,16 @@ class PriceModel:
             answered[head] = column.predict(self.trainer.heads[head].module, representation)
         return answered
 
+    def copied(self, texts: Sequence[str]) -> list[list[str]]:
+        """The words of greedy replies to texts that were copied rather than generated; none if the model does not copy."""
+        if self.decoder is None or self.sizes.copy_ids is None:
+            return [[] for _ in texts]
+        sources = tf.constant(list(texts))
+        representation = self.trainer.encoder(self.vectorizers.inputs(sources), training=False)
+        ids = self.decoder.generate(representation)
+        tokens, is_copied = self.vectorizers.tokens(ids, sources), self.decoder.copied(representation, ids) > 0.5
+        return [[token.decode() for token in row[copied] if token] for row, copied in zip(tokens.numpy(), is_copied.numpy())]
+
     def export(self, folder: Path, *, beam_width: int = 1) -> None:
         """Exports each head as a TensorFlow SavedModel that runs without this repository, in a folder with the head's name.
 

@@ -7,8 +7,7 @@ Sources are lower-cased, and a run of punctuation is one token. Targets can be r
 their tokens are words and runs of punctuation, and a mark shows where a run is attached to its neighbor without a space
 (`name[The Mill], area[riverside]` becomes `name ￭[￭ The Mill ￭], area ￭[￭ riverside ￭]`).
 
-Words without an id can be copied: a word that is unknown has the id of its place in the source, on both sides. In training,
-known words that stand in source and target are hidden at random, in each epoch others, so that what is copied need not be known.
+Words without an id can be copied: an unknown word of a target has the id of its place in the source.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from examples.seq2seq_price.copying import Replacing, Rows
 from examples.seq2seq_price.model import END_ID, PADDING_ID, UNKNOWN_ID
 
 SPECIAL = ("<start>", "<end>")
@@ -134,37 +134,17 @@ def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
     return tf.concat([ids, tf.RaggedTensor.from_row_lengths(ends, tf.cast(has_target, tf.int64))], axis=1)
 
 
-class Rows(NamedTuple):
-    """Integers of rows, ragged or, with 0 as padding, dense.
-
-    Attributes:
-        source: Ids of the source's tokens, `[rows, source tokens]`.
-        copy_ids: Ids of these tokens in the vocabulary of the targets, `[rows, source tokens]`.
-        target: Ids of the target's tokens, and the end id, `[rows, target tokens]`.
-        place: The place, from 1, at which a source token stands first in its source, `[rows, source tokens]`.
-        target_place: The place at which a target token stands first in its source, or 0, `[rows, target tokens]`.
-        is_copied: 1 for source tokens that stand as often in the target, else 0, `[rows, source tokens]`.
-    """
-
-    source: Any
-    copy_ids: Any
-    target: Any
-    place: Any
-    target_place: Any
-    is_copied: Any
-
-
 class Vectorizers:
     """Turn texts and targets into ids by their vocabularies, and ids of targets into texts.
 
-    With `copy_ids`, a word without an id of its own has that of its place in the source: so many ids follow on each
-    vocabulary, one for each place. Otherwise all unknown words have the same id.
+    With `copy_ids`, a word that the vocabulary of the targets lacks has the id of its place in the source: so many ids follow
+    that vocabulary, one for each place. Otherwise all unknown words of targets have one id, as those of sources do.
     """
 
     def __init__(self, sources: Sequence[str], targets: Sequence[str], copy_ids: int | None = None) -> None:
         self.source, self.target = vectorizer(sources, standardize_source), vectorizer(targets, standardize_target)
         self.copy_ids = copy_ids
-        self._sizes = len(sources) + 2, len(targets) + 2
+        self.size = len(targets) + 2
         self._tokens = tf.constant(["", "[UNK]", *targets])
 
     def __call__(self, texts: Sequence[str], targets: Sequence[str]) -> Rows:
@@ -192,58 +172,42 @@ class Vectorizers:
         source, copy_ids = (tf.cast(_with_a_step(ids), tf.int32) for ids in (rows.source, rows.copy_ids))
         return source if self.copy_ids is None else {"tokens": source, "copy_ids": copy_ids}
 
-    def hide(self, rows: Rows, seed: tf.Tensor) -> Rows:
-        """Hides words that stand in source and target, as if they were unknown; the rows are dense.
-
-        In half of the rows no word is hidden, in each of the others a fraction of them, which is drawn. `seed` has two numbers.
-        """
-        if self.copy_ids is None:
-            return rows
-        drawn = tf.random.stateless_uniform([2, *tf.unstack(tf.shape(rows.source))], seed)
-        fractions = tf.maximum(0.0, 2.0 * drawn[0, :, :1] - 1.0)
-        hidden = tf.logical_and(_at(drawn[1] < fractions, rows.place), rows.is_copied > 0)
-        replaced = {
-            "source": self._by_place(0, hidden, rows.place, rows.source),
-            "copy_ids": self._by_place(1, hidden, rows.place, rows.copy_ids),
-            "target": self._by_place(1, _at(hidden, rows.target_place), rows.target_place, rows.target),
-        }
-        return rows._replace(**replaced)
-
     def texts(self, ids: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
-        """The texts, strings `[batch]`, of ids of targets `[batch, time]`, read up to their end ids, for sources `[batch]`."""
+        """The texts of targets, strings `[batch]`, from their ids `[batch, time]`, up to end ids, and the sources' texts."""
+        joined = tf.strings.reduce_join(self.tokens(ids, sources), axis=1, separator=" ")
+        return tf.strings.regex_replace(tf.strings.regex_replace(joined, " +$", ""), f" ?{JOINER} ?", "")
+
+    def tokens(self, ids: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
+        """The tokens of targets, strings `[batch, time]`, "" from the end id on; arguments as of `texts`."""
         ended = tf.cumsum(tf.cast(tf.equal(ids, END_ID), tf.int32), axis=1) > 0
-        ids, size = tf.where(ended, PADDING_ID, ids), self._sizes[1]
+        ids, size = tf.where(ended, PADDING_ID, ids), self.size
         tokens = tf.gather(self._tokens, tf.minimum(ids, size - 1))
         if self.copy_ids:
             words = tf.strings.split(separate(sources)).to_tensor(shape=[None, self.copy_ids])
             tokens = tf.where(ids < size, tokens, tf.gather(words, tf.maximum(ids - size, 0), batch_dims=1))
-        texts = tf.strings.regex_replace(tf.strings.reduce_join(tokens, axis=1, separator=" "), " +$", "")
-        return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
+        return tokens
 
     def _read(self, texts: tf.Tensor, targets: tf.Tensor) -> Rows:
         """Dense int64 ids of rows."""
         words = tf.strings.split(separate(texts))
         source, target = self.source(texts).to_tensor(), append_end(self.target(targets)).to_tensor()
         copy_ids = words.with_flat_values(self.target(words.flat_values).flat_values).to_tensor()
-        written = tf.pad(tf.strings.split(standardize_target(targets)).to_tensor(), [[0, 0], [0, 1]])[:, : tf.shape(target)[1]]
+        written = tf.pad(tf.strings.split(standardize_target(targets)).to_tensor(), [[0, 0], [0, 1]])[
+            :, : tf.shape(target)[1]
+        ]
         words = words.to_tensor()
         place, target_place = _first_place(words, words), _first_place(written, words)
-        often = tf.equal(*(_count(places, tf.shape(words)[1]) for places in (place, target_place)))
-        is_copied = tf.cast(tf.logical_and(_at(often, place), place > 0), tf.int64)
-        source, copy_ids, target = (
-            self._by_place(side, tf.equal(ids, UNKNOWN_ID), places, ids)
-            for side, places, ids in ((0, place, source), (1, place, copy_ids), (1, target_place, target))
-        )
-        return Rows(source, copy_ids, target, place, target_place, is_copied)
+        copy_ids, target = self._by_place(copy_ids, place), self._by_place(target, target_place)
+        return Rows(source, copy_ids, target, place, target_place)
 
-    def _by_place(self, side: int, condition: tf.Tensor, places: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """Ids of sources (0) or targets (1), replaced by those of places where a condition holds and the place has one."""
+    def _by_place(self, ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+        """Ids of targets, of which the unknown ones become those of their places in the source, where a place has one."""
         has_id = tf.logical_and(places > 0, places <= (self.copy_ids or 0))
-        return tf.where(tf.logical_and(condition, has_id), self._sizes[side] - 1 + places, ids)
+        return tf.where(tf.logical_and(tf.equal(ids, UNKNOWN_ID), has_id), self.size - 1 + places, ids)
 
 
 def _first_place(tokens: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """The place, from 1, at which each of some tokens `[batch, tokens]` stands first among words; 0 for none, and for "" """
+    """The place, from 1, at which each of some tokens `[batch, tokens]` stands first among words; 0 for padding and none."""
     tokens, words = (
         tf.where(tf.equal(each, ""), empty, tf.strings.to_hash_bucket_fast(each, 2**62))
         for each, empty in ((tokens, tf.constant(-1, tf.int64)), (words, tf.constant(-2, tf.int64)))
@@ -253,24 +217,15 @@ def _first_place(tokens: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reduce_any(equal, axis=2), first + 1, 0)
 
 
-def _count(places: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """How often each of so many places, from 1, stands in each row `[batch, time]`."""
-    return tf.math.bincount(tf.cast(places, tf.int32), minlength=number + 1, maxlength=number + 1, axis=-1)[:, 1:]
-
-
-def _at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """The values `[batch, places]` at places from 1, shaped as these; those at 0 are of no place."""
-    return tf.gather(tf.pad(values, [[0, 0], [1, 0]]), places, batch_dims=1)
-
-
 def training_batches(
     examples: Examples, vectorizers: Vectorizers, batch_size: int, *, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """Batches of rows of similar lengths, reshuffled in every epoch, with other words hidden, and their number per epoch.
+    """Batches of rows of similar lengths, reshuffled in every epoch, with other words replaced, and their number per epoch.
 
     They are `(inputs, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller.
     """
     ids = vectorizers(examples.texts, examples.targets)
+    replaced = Replacing(ids, vectorizers.size) if vectorizers.copy_ids else None
     lengths = ids.source.row_lengths().numpy()
     ends = 1 + np.unique(np.quantile(lengths, np.arange(1, 8) / 8).astype(int))
     rows = tf.data.Dataset.from_tensor_slices((ids, examples.labels))
@@ -281,13 +236,13 @@ def training_batches(
     steps = int(np.ceil(np.bincount(np.searchsorted(ends, lengths, side="right")) / batch_size).sum())
     draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
     batches = tf.data.Dataset.zip((batches, draws)).map(
-        lambda batch, draw: _as_batch(vectorizers, vectorizers.hide(batch[0], draw), batch[1])
+        lambda batch, draw: _as_batch(vectorizers, batch[0] if replaced is None else replaced(batch[0], draw), batch[1])
     )
     return _without_tuner(batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(4)), steps
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
-    """Batches as for training, but of all rows from short to long, in a fixed order, with no word hidden."""
+    """Batches as for training, but of all rows from short to long, in a fixed order, without replaced words."""
     ids = vectorizers(examples.texts, examples.targets)
     order = tf.argsort(ids.source.row_lengths() + ids.target.row_lengths(), stable=True)
     rows = tf.nest.map_structure(lambda column: tf.gather(column, order), (ids, examples.labels))

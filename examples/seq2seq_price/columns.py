@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -272,18 +272,23 @@ def accuracy(labels: np.ndarray, predicted: np.ndarray, head: str = "price") -> 
     return {f"{head}_accuracy": float(np.mean((labels == predicted)[labelled]))} if labelled.any() else {}
 
 
+def is_number(cell: str) -> bool:
+    """Whether a cell is a finite number."""
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
 def _numbers(column: str, cells: Sequence[str]) -> np.ndarray:
     """The cells' numbers, float64 `[rows]`; NaN where a cell is empty."""
-    numbers = np.full([len(cells)], np.nan)
-    for row, cell in ((row, cell) for row, cell in enumerate(cells) if cell):
-        with contextlib.suppress(ValueError):
-            numbers[row] = float(cell)
-        if not np.isfinite(numbers[row]):
-            raise InputError(
-                f"The column `{column}` must contain numbers. Received: {cell!r}. Correct the cell, or leave it empty; for "
-                "classes, use --label without --bands."
-            )
-    return numbers
+    wrong = sorted({cell for cell in cells if cell and not is_number(cell)})
+    if wrong:
+        raise InputError(
+            f"The column `{column}` must contain numbers. Received: {', '.join(map(repr, wrong[:5]))}. Correct the cells, "
+            "or leave them empty; for classes, use --label without --bands."
+        )
+    return np.array([float(cell or "nan") for cell in cells])
 
 
 def _different(column: str, kind: str, values: Iterable[Any], option: str) -> tuple[Any, ...]:

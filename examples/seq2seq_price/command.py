@@ -58,6 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="divide a numeric label column (the first one) into N price ranges with equal numbers of rows")
     add("--missing", choices=("ignore", "class"), default="ignore",
         help="treat an empty label as missing, or as a class of its own; an empty target is missing in any case")
+    add("--missing-values", metavar="LIST", type=lambda text: tuple(text.split(",")), default=(),
+        help="cells that mean that a label, number, tag or target is missing, besides empty ones, for example n/a,NaN,-")
     add("--orders", metavar="N", type=whole(20), default=6000,
         help="generated orders to train on; N/6 more, or N/10 for one model only, are held out (default: 6000)")
 
@@ -66,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--embedding", **COUNT, help="size of the token embeddings" + _defaults("embedding"))
     add("--cell", choices=("gru", "lstm", "transformer"), default="gru", help="recurrent layers of a type, or a transformer")
     add("--layers", **COUNT, help="layers of the encoder and of the decoder (default: 1, of a transformer 2)")
-    add("--attention", choices=("luong", "bahdanau", "none"),
-        help="attention of a recurrent decoder" + _defaults("attention"))
+    add("--attention", choices=("auto", "luong", "bahdanau", "none"),
+        help="attention of a recurrent decoder; auto: where sources are long" + _defaults("attention"))
     add("--dropout", metavar="RATE", type=float, help="dropout rate" + _defaults("dropout"))
 
     add = parser.add_argument_group("training").add_argument
@@ -119,10 +121,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             "folder to --export it to."
         )
     if options.train is None:
-        of_files = ("dev", "test", "bands", "separator", "quotes", "number", "tags")
+        of_files = ("dev", "test", "bands", "separator", "quotes", "number", "tags", "missing_values")
         unused = next((name for name in of_files if vars(options)[name]), "label" if options.label[1:] else None)
         if unused is not None:
-            parser.error(f"--{unused} requires --train. Pass the file to train on, or omit --{unused}.")
+            flag = f"--{unused.replace('_', '-')}"
+            parser.error(f"{flag} requires --train. Pass the file to train on, or omit {flag}.")
     elif options.dev is None:
         parser.error("--train requires --dev. Pass the file to validate on.")
     _cluster.check_options(parser, options)

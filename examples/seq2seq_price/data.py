@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from examples._cluster import files_of
 from examples._command_line import InputError
 from examples._orders import BAND_EDGES, draw_rows
-from examples._rows import Dialect, read_table
-from examples.seq2seq_price.batches import Examples
-from examples.seq2seq_price.columns import Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
+from examples._rows import Dialect, Row, read_table
+from examples.seq2seq_price.batches import Examples, TextStatistics, statistics_of
+from examples.seq2seq_price.columns import Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names, is_number
+from examples.seq2seq_price.model import NO_LABEL
 
 Tell = Callable[[str], None]
-Table = list[dict[str, str]]
+Table = list[Row]
+SHOWN = 5
+"""Lines and values that a message or a line names at most."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,11 @@ class Data:
     heads: dict[str, Column]
     splits: dict[str, Examples]
     files: Sequence[int] = ()
+
+    @functools.cached_property
+    def statistics(self) -> TextStatistics:
+        """What the texts of the training rows are like."""
+        return statistics_of(self.splits["train"])
 
 
 def workshop_data(orders: int, held_out: int, seed: int) -> Data:
@@ -82,6 +92,11 @@ def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> 
     lines: list[str] = []
     dialect = Dialect(options.separator, options.quotes)
     rows = read_table(path, [options.source, *answers], dialect, tell=lines.append)
+    for row in rows:
+        row.update((name, "") for name in {*answers} if row[name] in options.missing_values)
+    numeric = [*options.number, *(options.label[:1] if options.bands else [])]
+    for name in numeric:
+        check_numbers(path, name, rows)
     asked = [row for row in rows if row[options.source]]
     is_class = options.missing == "class"  # then an empty label is an answer
     kept = [row for row in asked if is_class or any(row[name] for name in answers)]
@@ -97,6 +112,43 @@ def read_rows(options: Namespace, path: str, tell: Tell = lambda line: None) -> 
             f"Received: {len(rows)} rows without. Correct the file, or choose other columns with --source and --target."
         )
     return kept
+
+
+def check_numbers(path: str, column: str, rows: Table) -> None:
+    """Checks that all cells of a column that are not empty are finite numbers.
+
+    Raises:
+        InputError: Some are not; the message names them all, and the lines on which they stand.
+    """
+    lines: dict[str, list[int]] = {}
+    for row in rows:
+        if row[column] and not is_number(row[column]):
+            lines.setdefault(row[column], []).append(row.line)
+    if lines:
+        shown = [f"{cell!r} on {_listed([*map(str, places)], 'line')}" for cell, places in lines.items()]
+        raise InputError(
+            f"`{path}` must have numbers or empty cells in the column `{column}`. Received: {_listed(shown)}. Correct the "
+            f"cells, or name those that mean that there is no number: --missing-values {','.join([*lines][:SHOWN])}"
+        )
+
+
+def classes(data: Data) -> list[str]:
+    """For each column of classes a line with the number of training rows of each, so that a class that is none is seen."""
+    told = []
+    for head, column in data.heads.items():
+        if isinstance(column, LabelColumn):
+            numbers = data.splits["train"].labels[head]
+            names = {**dict(enumerate(column.names)), NO_LABEL: "no label"}
+            counts = Counter(names[number] for number in numbers.tolist())
+            shown = [f"{name} {count}" for name, count in counts.most_common()]
+            told.append(f"{column.column}: {_listed(shown, most=20)}")
+    return told
+
+
+def _listed(items: Sequence[str], noun: str = "", most: int = SHOWN) -> str:
+    """The first items, and how many more there are."""
+    noun = f"{noun}{'s' * (len(items) > 1)} " if noun else ""
+    return noun + ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 def _as_data(tables: dict[str, Table], names: dict[str, str], columns: Sequence[Column], files: Sequence[int] = ()) -> Data:

@@ -22,8 +22,8 @@ NO_LABEL = -1  # of an order without a price, from which the price head does not
 class Sizes:
     """The hyperparameters; without attention the decoder reads only the encoder's final state.
 
-    The words of sources and targets are those of their vocabularies; `copy_ids` more stand for words that are copied, by their
-    places in the source. None: no words are copied.
+    The words of sources and targets are those of their vocabularies; so many as `copy_ids` more stand for unknown words of
+    targets, by their places in the source, which the decoder can copy. None: it does not copy.
     """
 
     source_words: int
@@ -47,8 +47,7 @@ def encoder(sizes: Sizes) -> keras.layers.Layer:
     """From ids to a dict: `outputs` for each word, the final `state`, and `mask`."""
     if sizes.cell == "transformer":
         return TransformerEncoder(sizes.source_words, **sizes.common)
-    words = sizes.source_words + (sizes.copy_ids or 0)
-    return Seq2SeqEncoder(words, cell=sizes.cell, bidirectional=True, **sizes.common)
+    return Seq2SeqEncoder(sizes.source_words, cell=sizes.cell, bidirectional=True, **sizes.common)
 
 
 def reply_head(sizes: Sizes) -> Head:
@@ -57,7 +56,10 @@ def reply_head(sizes: Sizes) -> Head:
     if sizes.cell == "transformer":
         decoder = TransformerDecoder(sizes.target_words, **sizes.common, **ids)
     else:
-        words, copying = sizes.target_words + (sizes.copy_ids or 0), {"attention": sizes.attention, "copy_ids": sizes.copy_ids}
+        words, copying = (
+            sizes.target_words + (sizes.copy_ids or 0),
+            {"attention": sizes.attention, "copy_ids": sizes.copy_ids},
+        )
         decoder = Seq2SeqDecoder(words, cell=sizes.cell, **copying, **sizes.common, **ids)
     token_accuracy = keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")
     return Head(decoder, losses.SequenceCrossentropy(), metrics=[token_accuracy], teacher_forcing=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -62,6 +62,17 @@ class Progress(keras.callbacks.Callback):
             shown += [f"{head}{' loss' * name.endswith('loss')} {logs[name]:.2f}"] if name else []
         left = f"  {self.clock}"
         return f"{'  '.join(filter(None, shown))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
+
+
+def replies(pairs: Sequence[tuple[str, str, str]], copied: Callable[[list[str]], list[list[str]]], most: int = 10) -> str:
+    """A few replies, wrong ones first, with what was copied; `pairs` are texts, references and replies."""
+    ordered = sorted(pairs, key=lambda pair: pair[1].split() == pair[2].split())[:most]
+    lines = []
+    for (text, wanted, received), words in zip(ordered, copied([text for text, _, _ in ordered])):
+        verdict = "right" if wanted.split() == received.split() else "wrong"
+        lines += [f"{verdict}  {text}", f"       {wanted}"] + [f"    -> {received}"] * (verdict == "wrong")
+        lines += [f"       copied: {' '.join(words)}"] if words else []
+    return "\n".join(lines)
 
 
 def metrics_table(splits: Mapping[str, Mapping[str, float]]) -> Table:

@@ -23,25 +23,29 @@ from examples.seq2seq_price.answers import PriceModel, load_model
 from examples.seq2seq_price.batches import (
     Examples,
     evaluation_batches,
-    statistics_of,
     training_batches,
     vocabularies,
 )
 from examples.seq2seq_price.command import CHECKPOINT, check_output
-from examples.seq2seq_price.data import Data, load_data
+from examples.seq2seq_price.data import Data, classes, load_data
 from examples.seq2seq_price.model import NO_LABEL, Sizes, compile_trainer
+from examples.seq2seq_price.slots import have_slots, slot_f1
 from multihead import balancing, callbacks, plots
 
-
+SHOWN = 500
+"""The held-out rows from which the replies that are shown are taken."""
 SHORT, LEAST_COPIED = 10, 0.2
-"""Without attention: sources of which nine tenths have at most so many tokens. Without copying: targets of which at most this
-fraction of the words stands in their sources."""
+"""No attention where nine tenths of the sources have at most so many tokens; no copying where at most this fraction of the
+targets' words stands in the sources."""
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
-    """An untrained model with vocabularies from the training rows, and all heads of the data or some of them."""
+    """An untrained model with vocabularies from the training rows, and all heads of the data or some of them.
+
+    Where the options leave it open, attention and copying are chosen by the texts.
+    """
     train = data.splits["train"]
-    words, found = vocabularies(train), statistics_of(train)
+    words, found = vocabularies(train), data.statistics
     sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, 2 * found.longest_target + 1)
     given = {name: vars(options)[name] for name in ("units", "embedding", "layers", "cell", "attention", "dropout")}
     if options.attention == "auto":
@@ -49,6 +53,17 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
     copies = given["attention"] in ("luong", "bahdanau") and options.train is not None and found.copied > LEAST_COPIED
     sizes = replace(sizes, **given, copy_ids=found.longest_source if copies else None)
     return PriceModel(sizes, words, [*data.heads.values()], heads=heads or ("reply", *data.heads))
+
+
+def describe(sizes: Sizes, data: Data) -> str:
+    """What of the model was chosen by the texts, and by what."""
+    found = data.statistics
+    attention = f"attention {sizes.attention}" if sizes.attention else "no attention"
+    copies = "words can be copied" if sizes.copy_ids is not None else "no words are copied"
+    return (
+        f"{attention}: a tenth of the sources have more than {found.long_source} tokens; {copies}: "
+        f"{found.copied:.0%} of the words in `{data.columns['target']}` stand in the source"
+    )
 
 
 def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.HeadEarlyStopping:
@@ -142,6 +157,8 @@ def evaluate(model: PriceModel, examples: Examples, *, batch_size: int, beam_wid
     if "reply" in answers:
         replied = [pair for pair in zip(examples.targets, answers["reply"]) if pair[0].strip()]
         found |= {"reply_exact": exact(replied)} if replied else {}
+        if replied and have_slots(wanted for wanted, _ in replied):
+            found["reply_slot_f1"] = slot_f1(replied)
         found["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
     found |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
     return {**found, "rows": len(examples.texts), "labelled_rows": int(np.sum(examples.labels["price"] != NO_LABEL))}
@@ -174,6 +191,8 @@ def train(options: Namespace) -> None:
         model = build_model(options, data)
     sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
     tell(f"{sizes} rows; {'; '.join(map(str, data.heads.values()))}")
+    for line in (*classes(data), describe(model.sizes, data)):
+        tell(line)
     if worker.number > 1:
         print(worker, flush=True)
     statistics, history = train_model(options, model, data, worker)
@@ -202,6 +221,10 @@ def _report(
     text = json.dumps(metrics, indent=1, ensure_ascii=False, default=float)
     (Path(options.output) / "metrics.json").write_text(text + "\n", encoding="utf-8")
     Console().print(report.metrics_table(splits))
+    last, held_out = [*data.splits.items()][-1]
+    answers = model.answer(held_out.texts[:SHOWN], beam_width=options.beam)
+    print(f"replies to the first {len(answers['reply'])} rows of {last}, wrong ones first:")
+    print(report.replies([*zip(held_out.texts, held_out.targets, answers["reply"])], model.copied))
     best = f"best at epoch {statistics['best_epoch']} of {statistics['epochs']}"
     print(f"trained for {statistics['seconds']:.0f} s, {best}; written to {options.output}")
 

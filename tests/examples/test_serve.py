@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import tensorflow as tf
 
 from tests.helpers.ports import free_ports
 
@@ -61,8 +62,10 @@ def test_a_batch_of_texts_is_answered_as_the_model_does(port, folder):
     assert ask(port, None, method="GET", path="/health", kind=None) == (200, {"status": "ok", "heads": ["price", "reply"]})
     status, body = ask(port, json.dumps({"texts": TEXTS}), kind="application/json; charset=utf-8")
     model = folder[1]
-    representation = model.trainer.encoder(model.vectorizers.source(TEXTS).to_tensor(), training=False)
-    replies = model.read_target(model.decoder.generate(representation, engine="native"))
+    texts = tf.constant(TEXTS)
+    representation = model.trainer.encoder(model.vectorizers.inputs(texts), training=False)
+    replies = model.vectorizers.texts(model.decoder.generate(representation, engine="native"), texts)
+    replies = [reply.decode() for reply in replies.numpy()]
     assert status == 200 and [each["reply"] for each in body["answers"]] == replies and any(replies)
     for found, probabilities in zip(body["answers"], model.trainer.heads["price"].module(representation).numpy()):
         assert found["price"]["label"] == ("low", "high")[probabilities.argmax()]

@@ -67,9 +67,10 @@ def encode_row(encoder, tokens):
 
 
 class RowDecoder:
-    """A decoder for one row, from that row's encoder outputs and first states."""
+    """A decoder for one row, from that row's encoder outputs, first states and, if it copies, copy ids."""
 
-    def __init__(self, decoder, outputs, states):
+    def __init__(self, decoder, outputs, states, copy_ids=None):
+        self.copy_ids = copy_ids
         self.decoder = decoder
         self.outputs = outputs
         self.first = (states, np.zeros(decoder.units))
@@ -80,10 +81,13 @@ class RowDecoder:
             self.attention = [w.squeeze() if w.shape[-1] == 1 else w for w in weights_of(decoder.attention_layer)]
             self.vector = weights_of(decoder.vector_layer)
 
-    def step(self, token, state):
-        """Logits, attention weights (or None) and the next state."""
+    def step(self, token, state, excluded=()):
+        """Logits (of a decoder that copies log probabilities), attention weights (or None) and the next state.
+
+        Excluded ids are not generated.
+        """
         states, vector = state
-        x = self.embeddings[token]
+        x = self.embeddings[min(token, len(self.embeddings) - 1)]
         if self.decoder.input_feeding:
             x = np.concatenate([x, vector])
         new_states = []
@@ -98,7 +102,18 @@ class RowDecoder:
             else:
                 weights = softmax(np.tanh(keys + x @ self.attention[1]) @ self.attention[2])
             x = np.tanh(np.concatenate([x, weights @ self.outputs]) @ self.vector[0] + self.vector[1])
-        return x @ self.output[0] + self.output[1], weights, (new_states, x)
+        logits = x @ self.output[0] + self.output[1]
+        logits[list(excluded)] = -np.inf
+        return (logits if self.copy_ids is None else self.or_copied(logits, x)), weights, (new_states, x)
+
+    def or_copied(self, logits, vector):
+        """Log probabilities of generating or copying, by the definition of `Pointer`."""
+        key, gate, bias = weights_of(self.decoder.pointer_layer)
+        generating = sigmoid(vector @ gate[:, 0] + bias[0])
+        probabilities = np.zeros(self.decoder.vocabulary_size)
+        probabilities[: len(logits)] = generating * softmax(logits)
+        np.add.at(probabilities, self.copy_ids, (1 - generating) * softmax(self.outputs @ key @ vector))
+        return np.log(probabilities + 1e-300)
 
     def teacher_forced(self, targets):
         """Logits `[time, vocabulary]` and attention weights for one row of targets."""
@@ -111,8 +126,7 @@ class RowDecoder:
 
     def log_probabilities(self, token, state):
         """Log probabilities while decoding, and the next state: padding and the start id are ruled out."""
-        logits, _, state = self.step(token, state)
-        logits[[0, self.decoder.start_id]] = -np.inf
+        logits, _, state = self.step(token, state, excluded=(0, self.decoder.start_id))
         return np.log(softmax(logits) + 1e-300), state
 
     def greedy(self, maximum_length, stop=True):
