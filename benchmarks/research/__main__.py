@@ -100,6 +100,10 @@ EXPERIMENTS = {
         "The first command of the example with three seeds: exact replies and price ranges, the picture of the README.",
         {"replies": text.replies}, (), pages.details, seeds=3,
     ),
+    "files": Experiment(
+        "Replies and prices of restaurants, from files: each head alone, plain sum and balanced, at equal cost.",
+        {"restaurants": text.files}, (*text.FILES,), pages.files, seeds=3,
+    ),
     "requests": Experiment(
         "Requests to an assistant: the intent and the slots, each alone and together, with all slots or half of them.",
         requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.requests, seeds=3,
@@ -113,8 +117,8 @@ def train(name: str, options: argparse.Namespace) -> None:
     experiment, every = EXPERIMENTS[name], 10 if options.quick else 1
     options.runs.mkdir(parents=True, exist_ok=True)
     for of_set in options.sets:
-        if name == "replies":
-            keep(options.results, text.replies(of_set, options))
+        if name in ("replies", "files"):
+            keep(options.results, experiment.sets[of_set](of_set, options))
             continue
         found = experiment.sets[of_set](options.data, every=every)
         for optimizer in options.optimizers:

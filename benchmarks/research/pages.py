@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.research import tables
 from benchmarks.research.problems import GROUPS
 from benchmarks.research.record import ALONE, EQUAL_COST, LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, comparison, read
@@ -15,6 +17,7 @@ PICTURES = ROOT / "docs" / "results"
 PAGES = tuple(ROOT / "benchmarks" / "research" / name for name in ("README.md", "results.md", "pace.md"))
 SHORT = ROOT / "docs" / "results.md"
 REQUESTS = ROOT / "docs" / "tutorials" / "intents.md"
+TEXTS = ROOT / "docs" / "howto" / "text.md"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 MAIN = (PLAIN, RULE, EQUAL, "EqualNorms, parameters", f"{RULE}{RATES}")
 DRAWN = (
@@ -64,6 +67,25 @@ def floor(lines: Sequence[Line]) -> str:
 def details(lines: Sequence[Line], beside: Callable[[str, str], str] | None = None) -> str:
     """A table of variants for each line."""
     return "\n".join(tables.by_variant(line, beside) for line in lines)
+
+
+def files(lines: Sequence[Line]) -> str:
+    """A row for each variant: its metrics over the seeds, and the seconds of training."""
+    return "\n".join(
+        tables.markdown(
+            ["trained", "exact replies", "slot F1", "price accuracy", "updates", "seconds"],
+            [
+                [
+                    "each head alone" if variant == ALONE else variant,
+                    *(tables.spread(np.asarray(values), 3) for values in by_head.values()),
+                    str(line["updates"][variant]),
+                    f"{line['costs'][variant]['seconds']:.0f}",
+                ]
+                for variant, by_head in line["values"].items()
+            ],
+        )
+        for line in lines
+    )
 
 
 def requests(lines: Sequence[Line]) -> str:
@@ -121,7 +143,7 @@ def filled(page: str, command: str, table: str) -> str:
 def with_tables(made: Mapping[str, str]) -> dict[Path, str]:
     """The pages with the tables of the recorded lines."""
     found = {}
-    for path in (*PAGES, SHORT, REQUESTS):
+    for path in (*PAGES, SHORT, REQUESTS, TEXTS):
         page = path.read_text(encoding="utf-8")
         for name, table in made.items():
             page = filled(page, f"python -m benchmarks.research {name} --table", table)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -12,10 +14,10 @@ from benchmarks.research.record import ALONE, EQUAL_COST, PLAIN, Line
 from benchmarks.research.runner import DataSet, Part, halves
 from examples._rows import read_table
 from examples.convergence_study import BATCH, METRICS, Study
-from examples.seq2seq_price import batches, command, comparison
-from examples.seq2seq_price.data import workshop_data
+from examples.seq2seq_price import batches, command, comparison, run
+from examples.seq2seq_price.data import Data, load_data, workshop_data
 from examples.seq2seq_price.model import NO_LABEL, WAYS, Way
-from multihead import MultiHeadTrainer
+from multihead import MultiHeadTrainer, balancing
 from multihead.models import PriceClassifier, Seq2SeqEncoder
 
 
@@ -69,6 +71,81 @@ def replies(name: str, options: Namespace) -> Line:
         "validation": {},
         "keras": f"Keras {keras.__version__[0]}, {keras.__version__}",
     }
+
+
+FILES = {ALONE: None, PLAIN: None, "NormFloor": balancing.NormFloor, "NormFloor 1": lambda: balancing.NormFloor(1.0)}
+"""The variants on files, and their balancers."""
+SHARE = 0.75
+"""Two models alone with this fraction of the epochs take about as long as a joint one: see `costs` in the recorded line."""
+
+
+def files(name: str, options: Namespace) -> Line:
+    """Trains the command of `docs/howto/text.md` on the restaurants' files, at equal cost in other ways, too.
+
+    A finished run is a file in `--runs`, and is not repeated.
+
+    Args:
+        name: The name of the data set.
+        options: The flags of the command.
+    """
+    quick = ["--epochs", "1", "--units", "4"] if options.quick else []
+    paths = [
+        part for split in ("train", "dev") for part in (f"--{split}", str(options.data / f"restaurants_{split}.csv.gz"))
+    ]
+    given = command.parse([*paths, "--missing", "class", *quick])
+    known = load_data(given)
+    if options.quick:
+        known = replace(known, splits={split: rows.first(60) for split, rows in known.splits.items()})
+    epochs = max(1, round(SHARE * given.epochs))
+    values: dict[str, dict[str, list[float]]] = {}
+    costs, updates = {}, {}
+    for variant in options.variants:
+        ways = [(("reply",), epochs), (("price",), epochs)] if variant == ALONE else [(("reply", "price"), given.epochs)]
+        seconds = []
+        for seed in range(options.seeds):
+            runs = []
+            for heads, number in ways:
+                path = options.runs / f"{variant} {'-'.join(heads)} {seed}.json"
+                if not path.exists():
+                    make = FILES[variant]
+                    chosen = {
+                        "seed": seed,
+                        "epochs": number,
+                        "balancer": make and make(),
+                        "output": str(path.with_suffix("")),
+                    }
+                    path.write_text(json.dumps(_one_run(Namespace(**{**vars(given), **chosen}), known, heads)) + "\n")
+                runs.append(json.loads(path.read_text()))
+                print(variant, heads, seed, runs[-1], flush=True)
+            for metric in ("reply_exact", "reply_slot_f1", "price_accuracy"):
+                value = next(run[metric] for run in runs if metric in run)
+                values.setdefault(variant, {}).setdefault(metric, []).append(round(value, 5))
+            seconds.append(sum(run["seconds"] for run in runs))
+            updates[variant] = runs[0]["updates"]
+        costs[variant] = {"seconds": round(float(np.median(seconds)), 1)}
+    return {
+        "set": name,
+        "optimizer": "AdamW",
+        "seeds": list(range(options.seeds)),
+        "directions": dict.fromkeys(("reply_exact", "reply_slot_f1", "price_accuracy"), "max"),
+        "metrics": {metric: metric for metric in ("reply_exact", "reply_slot_f1", "price_accuracy")},
+        "updates": updates,
+        "rates": dict.fromkeys(values, given.learning_rate),
+        "costs": costs,
+        "values": values,
+        "validation": {},
+        "keras": f"Keras {keras.__version__[0]}, {keras.__version__}",
+    }
+
+
+def _one_run(options: Namespace, data: Data, heads: tuple[str, ...]) -> dict[str, float]:
+    """Trains some heads, and measures them on the development file."""
+    keras.utils.set_random_seed(options.seed)
+    model = run.build_model(options, data, heads=heads)
+    Path(options.output).mkdir(parents=True, exist_ok=True)
+    statistics, _ = run.train_model(options, model, data)
+    found = run.evaluate(model, data.splits["dev"], batch_size=options.batch_size)
+    return {**found, "seconds": statistics["seconds"], "updates": statistics["updates"]}
 
 
 WORDS = 40

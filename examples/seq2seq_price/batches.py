@@ -41,6 +41,12 @@ class Examples(NamedTuple):
     targets: list[str]
     labels: dict[str, Any]
 
+    def first(self, number: int) -> Examples:
+        """The first rows."""
+        return Examples(
+            self.texts[:number], self.targets[:number], {head: rows[:number] for head, rows in self.labels.items()}
+        )
+
 
 def separate(texts: tf.Tensor) -> tf.Tensor:
     """Puts spaces around runs of punctuation."""
@@ -137,8 +143,8 @@ def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
 class Vectorizers:
     """Turn texts and targets into ids by their vocabularies, and ids of targets into texts.
 
-    With `copy_ids`, a word that the vocabulary of the targets lacks has the id of its place in the source: so many ids follow
-    that vocabulary, one for each place. Otherwise all unknown words of targets have one id, as those of sources do.
+    With `copy_ids`, a word that the vocabulary of the targets lacks has the id of its place in the source; there are so many
+    of these ids, after those of the vocabulary. Otherwise all unknown words have one id, as those of sources do.
     """
 
     def __init__(self, sources: Sequence[str], targets: Sequence[str], copy_ids: int | None = None) -> None:
