@@ -89,10 +89,8 @@ def files(name: str, options: Namespace) -> Line:
         options: The flags of the command.
     """
     quick = ["--epochs", "1", "--units", "4"] if options.quick else []
-    paths = [
-        part for split in ("train", "dev") for part in (f"--{split}", str(options.data / f"restaurants_{split}.csv.gz"))
-    ]
-    given = command.parse([*paths, "--missing", "class", *quick])
+    train, dev = (str(options.data / f"restaurants_{split}.csv.gz") for split in ("train", "dev"))
+    given = command.parse(["--train", train, "--dev", dev, "--missing", "class", *quick])
     known = load_data(given)
     if options.quick:
         known = replace(known, splits={split: rows.first(60) for split, rows in known.splits.items()})
@@ -108,13 +106,9 @@ def files(name: str, options: Namespace) -> Line:
                 path = options.runs / f"{variant} {'-'.join(heads)} {seed}.json"
                 if not path.exists():
                     make = FILES[variant]
-                    chosen = {
-                        "seed": seed,
-                        "epochs": number,
-                        "balancer": make and make(),
-                        "output": str(path.with_suffix("")),
-                    }
-                    path.write_text(json.dumps(_one_run(Namespace(**{**vars(given), **chosen}), known, heads)) + "\n")
+                    chosen = {**vars(given), "seed": seed, "epochs": number, "output": str(path.with_suffix(""))}
+                    found = _one_run(Namespace(**{**chosen, "balancer": make and make()}), known, heads)
+                    path.write_text(json.dumps(found) + "\n")
                 runs.append(json.loads(path.read_text()))
                 print(variant, heads, seed, runs[-1], flush=True)
             for metric in ("reply_exact", "reply_slot_f1", "price_accuracy"):

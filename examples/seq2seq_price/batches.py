@@ -43,9 +43,8 @@ class Examples(NamedTuple):
 
     def first(self, number: int) -> Examples:
         """The first rows."""
-        return Examples(
-            self.texts[:number], self.targets[:number], {head: rows[:number] for head, rows in self.labels.items()}
-        )
+        labels = {head: rows[:number] for head, rows in self.labels.items()}
+        return Examples(self.texts[:number], self.targets[:number], labels)
 
 
 def separate(texts: tf.Tensor) -> tf.Tensor:
@@ -152,13 +151,14 @@ class Vectorizers:
         self.copy_ids = copy_ids
         self.size = len(targets) + 2
         self._tokens = tf.constant(["", "[UNK]", *targets])
+        self._read_block = tf.function(self._read, input_signature=[tf.TensorSpec([None], tf.string)] * 2)
 
     def __call__(self, texts: Sequence[str], targets: Sequence[str]) -> Rows:
         """Ragged ids of rows."""
-        read = tf.function(self._read, input_signature=[tf.TensorSpec([None], tf.string)] * 2)
         starts = range(0, max(1, len(texts)), BLOCK)
         blocks = [
-            read(*(tf.constant(side[start : start + BLOCK], tf.string) for side in (texts, targets))) for start in starts
+            self._read_block(*(tf.constant(side[start : start + BLOCK], tf.string) for side in (texts, targets)))
+            for start in starts
         ]
         lengths = [[tf.math.count_nonzero(ids, axis=1) for ids in (block.source, block.target)] for block in blocks]
         parts = [

@@ -47,8 +47,8 @@ class Rows(NamedTuple):
 class Replacing:
     """Replaces words of names in source and target.
 
-    In a quarter of the rows no word is replaced, in the others each word of a name with probability 3/4: in one half of these
-    rows by an unknown word, in the other by a word that is drawn from all names.
+    In a quarter of the rows no word is replaced. In the others each word of a name is, with probability 3/4: in one half of
+    these rows by an unknown word, in the other by a word that is drawn from all names.
 
     Args:
         rows: The training rows, ragged.
