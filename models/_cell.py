@@ -235,8 +235,9 @@ class DecoderCell:
 
         The vectors are `[rows, units]`, with as many consecutive rows for each example, or `[batch, queries, units]`.
         """
-        logits = self.output_layer(vectors)
-        return self._or_copied(logits + excluded_ids(self)[: logits.shape[-1]], vectors, memory)
+        logits, excluded = self.output_layer(vectors), excluded_ids(self)
+        logits = self._or_copied(logits + excluded[: logits.shape[-1]], vectors, memory)
+        return logits if self.pointer_layer is None else logits + excluded
 
     def _or_copied(self, logits: tf.Tensor, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
         """The logits of the ids that can be generated, with a pointer as log probabilities of generating or copying."""

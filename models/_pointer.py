@@ -76,16 +76,15 @@ class Pointer(keras.layers.Layer):
         Returns:
             float32 `[batch, queries, vocabulary_size]`.
         """
-        return tf.reduce_logsumexp(tf.stack(self.parts(logits, vectors, memory)), axis=0)
+        generated, copied = self.parts(logits, vectors, memory)
+        return tf.math.log(tf.maximum(generated + copied, _LEAST))
 
-    def parts(self, logits: tf.Tensor, vectors: tf.Tensor, memory: PointerMemory) -> list[tf.Tensor]:
-        """The logarithms of the two summands of `P`, generated and copied, each as the result of `call`."""
+    def parts(self, logits: tf.Tensor, vectors: tf.Tensor, memory: PointerMemory) -> tuple[tf.Tensor, tf.Tensor]:
+        """The two summands of `P`, generated and copied, each of the shape of the result of `call`."""
         vectors = tf.cast(vectors, tf.float32)
-        gate = self.gate_layer(vectors)
+        generating = tf.sigmoid(self.gate_layer(vectors))
         scores = tf.matmul(vectors, memory.keys, transpose_b=True)
         weights = tf.nn.softmax(tf.where(memory.mask[:, tf.newaxis, :], scores, tf.float32.min))
-        copied = tf.math.log(tf.maximum(tf.matmul(weights, memory.ids), _LEAST))
-        generated = tf.maximum(tf.nn.log_softmax(logits), tf.math.log(_LEAST))
         copied_only = self.vocabulary_size - logits.shape[-1]
-        generated = tf.pad(generated, [[0, 0], [0, 0], [0, copied_only]], constant_values=tf.math.log(_LEAST))
-        return [generated + tf.math.log_sigmoid(gate), copied + tf.math.log_sigmoid(-gate)]
+        generated = tf.pad(generating * tf.nn.softmax(logits), [[0, 0], [0, 0], [0, copied_only]])
+        return generated, tf.matmul((1.0 - generating) * weights, memory.ids)

@@ -404,7 +404,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         vectors = self.run(self.shift_right(ids), memory, state)
         parts = self.pointer_layer.parts(self.output_layer(vectors), vectors, memory.pointer)
         generated, copied = (tf.gather(part, ids, axis=2, batch_dims=2) for part in parts)
-        return tf.sigmoid(copied - generated)
+        return tf.math.divide_no_nan(copied, generated + copied)
 
     def shift_right(self, targets: tf.Tensor) -> tf.Tensor:
         """The inputs for targets: the start id, then all targets but the last."""

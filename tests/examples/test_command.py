@@ -218,7 +218,11 @@ def test_input_that_cannot_be_used(arguments, message, capsys, tmp_path, monkeyp
     [
         (["", ""], [], "The column `cost` must contain at least two different labels. Received: 0 in the training rows."),
         (["low"], [], "The column `cost` must contain at least two different labels. Received: 1 in the training rows."),
-        (["low", "high"], ["--bands", "2"], "The column `cost` must contain numbers. Received: 'low'"),
+        (
+            ["low", "high"],
+            ["--bands", "2"],
+            "must have numbers or empty cells in the column `cost`. Received: 'low' on lines 2, 4",
+        ),
         (["1", "2"], ["--label", "price"], "must have the column 'price'. Received: the columns 'name', 'sentence', 'mr'"),
     ],
 )

@@ -22,7 +22,7 @@ from examples.seq2seq_price.batches import (
     standardize_target,
     training_batches,
 )
-from examples.seq2seq_price.data import load_data
+from examples.seq2seq_price.data import classes, load_data
 from tests.helpers.cases import pairwise
 
 pytestmark = pytest.mark.programs
@@ -230,3 +230,47 @@ def test_options_of_a_table(capsys):
         with pytest.raises(SystemExit):
             command.parse(arguments)
         assert "requires --train" in capsys.readouterr().err
+
+
+def rated(tmp_path, lines, *arguments):
+    """The data of rows with a text, a meaning, a rating and a price."""
+    path = written(tmp_path / "rows.csv", "\n".join(["text,meaning,rating,price_range", *lines]))
+    return loaded(path, *arguments)[0]
+
+
+CELLS = ["a,x,3,low", 'b,"two\nlines",n/a,high', "c,y,,low", "d,z,n/a,n/a", "e,z,soon,-", "f,z,4.5,-"]
+
+
+def test_all_cells_that_are_no_numbers_are_named_with_their_lines(tmp_path):
+    with pytest.raises(InputError) as raised:
+        rated(tmp_path, CELLS, "--number", "rating")
+    message = str(raised.value)
+    assert "rows.csv` must have numbers or empty cells in the column `rating`. Received: " in message
+    assert "'n/a' on lines 4, 6, 'soon' on line 7. " in message and "--missing-values n/a,soon" in message
+    many = [f"a,x,n/a,{'low' if row % 2 else 'high'}" for row in range(40)]
+    with pytest.raises(InputError, match=r"'n/a' on lines 2, 3, 4, 5, 6 and 35 more\."):
+        rated(tmp_path, many, "--number", "rating")
+
+
+def test_values_that_mean_that_a_label_is_missing(tmp_path):
+    data = rated(tmp_path, CELLS, "--number", "rating", "--missing-values", "n/a,soon,-")
+    train = data.splits["train"]
+    np.testing.assert_array_equal(np.isnan(train.labels["rating"]), [False, True, True, True, True, False])
+    np.testing.assert_array_equal(train.labels["price"], [1, 0, 1, -1, -1, -1])
+    assert classes(data) == ["price_range: no label 3, low 2, high 1"]
+    data = rated(tmp_path, CELLS, "--missing", "class")
+    assert classes(data) == ["price_range: low 2, - 2, high 1, n/a 1"]  # so that a class that is none is seen
+
+
+def test_many_classes_are_not_all_listed(tmp_path):
+    data = rated(tmp_path, [f"a,x,1,class {row // 2}" for row in range(50)])
+    (line,) = classes(data)
+    assert line.startswith("price_range: class 0 2, class 1 2, ") and line.endswith(" and 5 more")
+
+
+def test_missing_values_are_those_of_files(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--missing-values", "n/a"])
+    assert (
+        "--missing-values requires --train. Pass the file to train on, or omit --missing-values." in capsys.readouterr().err
+    )
