@@ -84,7 +84,7 @@ class RowDecoder:
     def step(self, token, state, excluded=()):
         """Logits (of a decoder that copies log probabilities), attention weights (or None) and the next state.
 
-        Excluded ids are not generated.
+        Excluded ids are neither generated nor copied.
         """
         states, vector = state
         x = self.embeddings[min(token, len(self.embeddings) - 1)]
@@ -104,7 +104,10 @@ class RowDecoder:
             x = np.tanh(np.concatenate([x, weights @ self.outputs]) @ self.vector[0] + self.vector[1])
         logits = x @ self.output[0] + self.output[1]
         logits[list(excluded)] = -np.inf
-        return (logits if self.copy_ids is None else self.or_copied(logits, x)), weights, (new_states, x)
+        if self.copy_ids is not None:
+            logits = self.or_copied(logits, x)
+            logits[list(excluded)] = -np.inf
+        return logits, weights, (new_states, x)
 
     def or_copied(self, logits, vector):
         """Log probabilities of generating or copying, by the definition of `Pointer`."""
