@@ -20,13 +20,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.seq2seq_price.copying import Replacing, Rows
+from examples.seq2seq_price.copying import Names, Rows, placed
 from examples.seq2seq_price.model import END_ID, PADDING_ID, UNKNOWN_ID
 
 SPECIAL = ("<start>", "<end>")
 JOINER = "￭"
-BLOCK = 256
-"""Rows that are read at once: their words are compared with each other."""
 Standardize = Callable[[tf.Tensor], tf.Tensor]
 Inputs = Any
 """The encoder's: ids, or a dict of `tokens` and `copy_ids`."""
@@ -151,32 +149,25 @@ class Vectorizers:
         self.copy_ids = copy_ids
         self.size = len(targets) + 2
         self._tokens = tf.constant(["", "[UNK]", *targets])
-        self._read_block = tf.function(self._read, input_signature=[tf.TensorSpec([None], tf.string)] * 2)
 
-    def __call__(self, texts: Sequence[str], targets: Sequence[str]) -> Rows:
+    def __call__(self, texts: Any, targets: Any) -> Rows:
         """Ragged ids of rows."""
-        starts = range(0, max(1, len(texts)), BLOCK)
-        blocks = [
-            self._read_block(*(tf.constant(side[start : start + BLOCK], tf.string) for side in (texts, targets)))
-            for start in starts
-        ]
-        lengths = [[tf.math.count_nonzero(ids, axis=1) for ids in (block.source, block.target)] for block in blocks]
-        parts = [
-            tf.concat(
-                [tf.RaggedTensor.from_tensor(block[part], of[part in (2, 4)]) for block, of in zip(blocks, lengths)], 0
-            )
-            for part in range(len(Rows._fields))
-        ]
-        return Rows(*parts)
+        words, written = tf.strings.split(separate(texts)), tf.strings.split(standardize_target(targets))
+        target = append_end(self._own(written, self.target(targets)))
+        return Rows(
+            self.source(texts), self._own(words, words.with_flat_values(self.target(words.flat_values).flat_values)), target
+        )
 
     def inputs(self, texts: tf.Tensor) -> Inputs:
         """The encoder's inputs for texts `[batch]`."""
-        return self.of_encoder(self._read(texts, tf.fill(tf.shape(texts), "")))
+        rows = self(texts, tf.fill(tf.shape(texts), ""))
+        return self.batch(Rows(*(part.to_tensor() for part in rows)))[0]
 
-    def of_encoder(self, rows: Rows) -> Inputs:
-        """The encoder's inputs of dense rows, int32 `[batch, time]`, with a step at least."""
-        source, copy_ids = (tf.cast(_with_a_step(ids), tf.int32) for ids in (rows.source, rows.copy_ids))
-        return source if self.copy_ids is None else {"tokens": source, "copy_ids": copy_ids}
+    def batch(self, rows: Rows) -> tuple[Inputs, tf.Tensor]:
+        """The encoder's inputs and the targets, int32 `[batch, time]` with a step at least, of dense rows."""
+        copy_ids, target = placed(rows, self.size, self.copy_ids or 0)
+        source, copy_ids, target = (tf.cast(_with_a_step(ids), tf.int32) for ids in (rows.source, copy_ids, target))
+        return (source if self.copy_ids is None else {"tokens": source, "copy_ids": copy_ids}), target
 
     def texts(self, ids: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
         """The texts of targets, strings `[batch]`, from their ids `[batch, time]`, up to end ids, and the sources' texts."""
@@ -193,67 +184,49 @@ class Vectorizers:
             tokens = tf.where(ids < size, tokens, tf.gather(words, tf.maximum(ids - size, 0), batch_dims=1))
         return tokens
 
-    def _read(self, texts: tf.Tensor, targets: tf.Tensor) -> Rows:
-        """Dense int64 ids of rows."""
-        words = tf.strings.split(separate(texts))
-        source, target = self.source(texts).to_tensor(), append_end(self.target(targets)).to_tensor()
-        copy_ids = words.with_flat_values(self.target(words.flat_values).flat_values).to_tensor()
-        written = tf.pad(tf.strings.split(standardize_target(targets)).to_tensor(), [[0, 0], [0, 1]])[
-            :, : tf.shape(target)[1]
-        ]
-        words = words.to_tensor()
-        place, target_place = _first_place(words, words), _first_place(written, words)
-        copy_ids, target = self._by_place(copy_ids, place), self._by_place(target, target_place)
-        return Rows(source, copy_ids, target, place, target_place)
-
-    def _by_place(self, ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-        """Ids of targets, of which the unknown ones become those of their places in the source, where a place has one."""
-        has_id = tf.logical_and(places > 0, places <= (self.copy_ids or 0))
-        return tf.where(tf.logical_and(tf.equal(ids, UNKNOWN_ID), has_id), self.size - 1 + places, ids)
-
-
-def _first_place(tokens: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """The place, from 1, at which each of some tokens `[batch, tokens]` stands first among words; 0 for padding and none."""
-    tokens, words = (
-        tf.where(tf.equal(each, ""), empty, tf.strings.to_hash_bucket_fast(each, 2**62))
-        for each, empty in ((tokens, tf.constant(-1, tf.int64)), (words, tf.constant(-2, tf.int64)))
-    )
-    equal = tf.equal(tokens[:, :, tf.newaxis], words[:, tf.newaxis])
-    first = tf.argmax(tf.pad(tf.cast(equal, tf.int8), [[0, 0], [0, 0], [0, 1]]), axis=2)
-    return tf.where(tf.reduce_any(equal, axis=2), first + 1, 0)
+    def _own(self, tokens: tf.RaggedTensor, ids: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Ids of tokens; unknown ones have numbers of their own."""
+        own = self.size + tf.strings.to_hash_bucket_fast(tokens.flat_values, 2**40)
+        return ids.with_flat_values(tf.where(tf.equal(ids.flat_values, UNKNOWN_ID), own, ids.flat_values))
 
 
 def training_batches(
     examples: Examples, vectorizers: Vectorizers, batch_size: int, *, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """Batches of rows of similar lengths, reshuffled in every epoch, with other words replaced, and their number per epoch.
+    """Batches of rows of similar lengths, reshuffled in every epoch, and their number per epoch.
 
-    They are `(inputs, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller.
+    They are `(inputs, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller. If words
+    are copied, the rows have other names in every epoch.
     """
     ids = vectorizers(examples.texts, examples.targets)
-    replaced = Replacing(ids, vectorizers.size) if vectorizers.copy_ids else None
+    names = Names(ids, vectorizers.size) if vectorizers.copy_ids else None
+    ids, of_rows = (ids, np.zeros([len(examples.texts), 0], np.int32)) if names is None else names.marked
     lengths = ids.source.row_lengths().numpy()
     ends = 1 + np.unique(np.quantile(lengths, np.arange(1, 8) / 8).astype(int))
-    rows = tf.data.Dataset.from_tensor_slices((ids, examples.labels))
+    rows = tf.data.Dataset.from_tensor_slices((ids, of_rows, examples.labels))
     batches = rows.shuffle(len(lengths), seed=seed).map(_as_vectors)
     batches = batches.bucket_by_sequence_length(
-        lambda ids, labels: tf.size(ids.source), ends.tolist(), [batch_size] * (len(ends) + 1)
+        lambda ids, of_row, labels: tf.size(ids.source), ends.tolist(), [batch_size] * (len(ends) + 1)
     )
     steps = int(np.ceil(np.bincount(np.searchsorted(ends, lengths, side="right")) / batch_size).sum())
     draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
-    batches = tf.data.Dataset.zip((batches, draws)).map(
-        lambda batch, draw: _as_batch(vectorizers, batch[0] if replaced is None else replaced(batch[0], draw), batch[1])
-    )
+
+    def finished(batch: tuple[Any, ...], draw: tf.Tensor) -> tuple[Any, ...]:
+        ids, of_batch, labels = batch
+        return _as_batch(vectorizers, ids if names is None else names.filled(ids, of_batch, draw), labels)
+
+    batches = tf.data.Dataset.zip((batches, draws)).map(finished)
     return _without_tuner(batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(4)), steps
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
-    """Batches as for training, but of all rows from short to long, in a fixed order, without replaced words."""
+    """Batches as for training, but of all rows from short to long, in a fixed order, with their own names."""
     ids = vectorizers(examples.texts, examples.targets)
     order = tf.argsort(ids.source.row_lengths() + ids.target.row_lengths(), stable=True)
     rows = tf.nest.map_structure(lambda column: tf.gather(column, order), (ids, examples.labels))
-    data = tf.data.Dataset.from_tensor_slices(rows).map(_as_vectors).padded_batch(batch_size)
-    return _without_tuner(data.map(lambda ids, labels: _as_batch(vectorizers, ids, labels)).cache())
+    data = tf.data.Dataset.from_tensor_slices((rows[0], np.zeros([len(examples.texts), 0], np.int32), rows[1]))
+    data = data.map(_as_vectors).padded_batch(batch_size)
+    return _without_tuner(data.map(lambda ids, of_batch, labels: _as_batch(vectorizers, ids, labels)).cache())
 
 
 def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -266,14 +239,14 @@ def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def _as_vectors(ids: Rows, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+def _as_vectors(ids: Rows, names: tf.Tensor, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
     """Rows of ragged ids as dense vectors."""
-    return Rows(*(tf.ensure_shape(row, [None]) for row in ids)), labels
+    return Rows(*(tf.ensure_shape(row, [None]) for row in ids)), names, labels
 
 
 def _as_batch(vectorizers: Vectorizers, ids: Rows, labels: dict[str, tf.Tensor]) -> tuple[Any, ...]:
-    labels = {head: _with_a_step(label) for head, label in labels.items()}
-    return vectorizers.of_encoder(ids), {"reply": tf.cast(_with_a_step(ids.target), tf.int32), **labels}
+    inputs, target = vectorizers.batch(ids)
+    return inputs, {"reply": target, **{head: _with_a_step(label) for head, label in labels.items()}}
 
 
 def _with_a_step(label: tf.Tensor) -> tf.Tensor:

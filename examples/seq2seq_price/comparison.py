@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from examples.seq2seq_price import model, report
 from examples.seq2seq_price.answers import PriceModel
 from examples.seq2seq_price.batches import training_batches
 from examples.seq2seq_price.command import check_output
+from examples.seq2seq_price.copying import Rows as Ids
 from examples.seq2seq_price.data import Data, workshop_data
 from examples.seq2seq_price.run import build_model, export, make_folders
 from multihead import MultiHeadTrainer
@@ -66,7 +66,7 @@ def train_all(
     read = models[0].vectorizers
     batches, steps = training_batches(data.splits["train"], read, options.batch_size, seed=options.seed)
     rows = read(held_out.texts, held_out.targets)
-    ids, reply = (ragged.to_tensor().numpy().astype(np.int32) for ragged in (rows.source, rows.target))
+    ids, reply = (part.numpy() for part in read.batch(Ids(*(part.to_tensor() for part in rows))))
     clock = report.Clock(steps * sum(way.epochs(options.epochs) for way in chosen))
 
     def build(way: model.Way) -> MultiHeadTrainer:
