@@ -92,13 +92,15 @@ class Names:
         unknown = [
             [read if in_names[word] > 1 else UNKNOWN_ID for read, word in zip(sources[name], name)] for name in self.names
         ]
-        as_target = tf.ragged.constant([*map(list, self.names), *hidden] or [[]], tf.int64, ragged_rank=1)
-        as_source = tf.ragged.constant([*(sources[name] for name in self.names), *unknown] or [[]], tf.int64, ragged_rank=1)
+        as_target = tf.ragged.constant([*map(list, self.names), *hidden], tf.int64, ragged_rank=1)
+        as_source = tf.ragged.constant([*(sources[name] for name in self.names), *unknown], tf.int64, ragged_rank=1)
         self._as = Rows(as_source, as_target, as_target)
 
     def filled(self, rows: Rows, names: tf.Tensor, seed: tf.Tensor) -> Rows:
         """Dense rows of `marked` with names in place of the marks; `seed` has two numbers."""
-        number, shape = max(1, len(self.names)), tf.shape(names)
+        if not self.names:
+            return rows
+        number, shape = len(self.names), tf.shape(names)
         drawn = tf.random.stateless_uniform([shape[0], 1], seed)
         others = tf.random.stateless_uniform(shape, seed, maxval=number, dtype=tf.int32)
         names = tf.where(drawn < KEPT, names, tf.where(drawn < KNOWN, others, number + others))
