@@ -17,12 +17,16 @@ from multihead._ground.layers import check_initialized
 from multihead._ground.types import Config, Function, Nested, Shape, Variable
 from multihead._ground.validation import did_you_mean, in_short, plain, quoted
 
-_CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
+_CALLED_IN_GRAPHS = (
+    *("coefficients", "combine", "rescale", "total", "objective", "regularizer"),
+    *("active", "passed_on", "observe"),
+)
 """The methods that users write, in which Python's control flow may depend on tensors."""
 
 _RESULTS = {
     "coefficients": "one number for each head, a tensor of shape [num_heads]",
     "active": "one boolean for each head, a tensor of shape [num_heads]",
+    "passed_on": "one boolean for each head, a tensor of shape [num_heads]",
     "combine": "a list with one tensor [n] for each tensor [num_heads, n] that it got",
     "rescale": "a list with one tensor [num_heads, n] for each that it got",
     "total": "the total loss, a floating-point scalar",
@@ -92,10 +96,12 @@ class Method(keras.layers.Layer):
         """Sets the heads' names, in order, so that options can refer to heads by name.
 
         Raises:
-            ValueError: An option names an unknown head, `uses` contains an unknown name, or a weighting or a schedule has
-                state for other heads.
+            ValueError: An option names an unknown head, `uses` contains an unknown name, or the method has state for other
+                heads.
         """
-        if self._argument and self.variables and self.head_names != tuple(head_names):
+        # A balancer that was called on a matrix has state for rows without names.
+        is_other = self.head_names != tuple(head_names) and (self.head_names is not None or self._argument != "balancer")
+        if self._argument and self.variables and is_other:
             raise ValueError(
                 f"`{self._argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
                 f"{quoted(head_names)}. Create a new one."
@@ -192,13 +198,13 @@ def _checked(name: str, method: Function) -> Function:
     def shapes(self: Method, given: Any) -> list[tf.TensorShape]:
         if gives_list:
             return [tf.TensorShape(each.shape[name == "combine" :]) for each in given]
-        if name not in ("coefficients", "active"):
+        if name not in ("coefficients", "active", "passed_on"):
             return [tf.TensorShape([])]
         return [tf.TensorShape([given.shape[0] if name == "coefficients" else len(self.head_names or ()) or None])]
 
     def is_of_kind(dtype: tf.DType) -> bool:
         is_number = dtype.is_floating or (dtype.is_integer and name == "coefficients")
-        return bool(dtype.is_bool if name == "active" else is_number)
+        return bool(dtype.is_bool if name in ("active", "passed_on") else is_number)
 
     @as_is
     @functools.wraps(method)

@@ -12,7 +12,8 @@ gradient. The encoder's factors are given to `compile(encoder_learning_rate_mult
 
 Variables frozen by the number 0 cost nothing: there is no backward pass for them, their optimizer slots do not change, and
 batch normalization whose variables are all frozen runs in inference mode, as with Keras's `trainable = False`. Where a
-function returns 0, the variables and slots do not change either, but their gradients are computed.
+function returns 0, the variables, the slots and what the layers write in a forward pass (moving averages, spectral norms) do
+not change either, but the gradients are computed, and batch normalization uses the statistics of the batch.
 
 Factors of weight decay (`encoder_weight_decay_multiplier=`, `weight_decay_multiplier=`) have the same forms; they multiply
 the `weight_decay` of the optimizer.

@@ -3,6 +3,9 @@
 A schedule is a function of the number of updates applied so far (and, for `WhileConflicting`, of its own state, which is
 saved with the trainer), never of time, so a resumed run repeats an uninterrupted one. A head that is left out is idle: its
 forward and backward pass are not computed, and it does not change.
+
+A turn of heads that cannot train, because they have no labels in the update, a weight of 0, or are made idle, passes on to
+others that can: otherwise no update would be applied, and the turn would never end. Nothing is made up for later.
 """
 
 from __future__ import annotations
@@ -61,6 +64,24 @@ class Schedule(Method):
             f"`{type(self).__name__}` must implement `active(step)`. Received: a class without it. See docs/extending.md."
         )
 
+    def passed_on(self, able: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Returns which heads train if none of the active ones can; by default all that can.
+
+        Args:
+            able: Booleans of shape `[num_heads]`: the heads that have labels in the update and a weight above 0, and were
+                not made idle. The same on all replicas.
+            step: As for `active`.
+
+        Returns:
+            Booleans of shape `[num_heads]`: some of those that are able, unless none is.
+        """
+        return able
+
+    def among(self, able: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Which heads train, of those that can; as for `passed_on`, which decides if no active head can."""
+        active = self.active(step) & able
+        return active | (self.passed_on(able, step) & able & ~tf.reduce_any(active))
+
     @property
     def num_heads(self) -> int:
         """The number of heads, after `bind` has been called."""
@@ -103,7 +124,7 @@ class Alternate(_ByTurns):
     """Heads alternate: each trains for its number of updates, in the given order, repeatedly.
 
     With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at step `s` if
-    `t_1 + .. + t_(k-1) <= s mod T < t_1 + .. + t_k`.
+    `t_1 + .. + t_(k-1) <= s mod T < t_1 + .. + t_k`. If this head cannot train, the next one in this order that can does.
 
     Args:
         turns: Updates per turn by head name, whole numbers of at least 1; every head must be named.
@@ -123,19 +144,30 @@ class Alternate(_ByTurns):
         super().__init__(turns, check_positive_whole)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
-        ends = dict(zip(self.turns, np.cumsum(list(self.turns.values()))))
-        last = tf.constant([int(ends[name]) for name in self.head_names or ()], tf.int64)
-        first = last - tf.constant([int(self.turns[name]) for name in self.head_names or ()], tf.int64)
+        first, last = self._limits()
         position = tf.cast(step, tf.int64) % sum(self.turns.values())
         return tf.logical_and(first <= position, position < last)
+
+    def passed_on(self, able: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        (first, _), length = self._limits(), sum(self.turns.values())
+        wait = (first - tf.cast(step, tf.int64)) % length  # the number of updates until a head's next turn begins
+        wait = where(able, wait, tf.constant(length, tf.int64, [self.num_heads]))
+        return able & tf.equal(wait, tf.reduce_min(wait))
+
+    def _limits(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """`[num_heads]`: the first position of each head's turn, and the first after it."""
+        ends = dict(zip(self.turns, np.cumsum(list(self.turns.values()))))
+        names = self.head_names or ()
+        last = tf.constant([int(ends[name]) for name in names], tf.int64)
+        return last - tf.constant([int(self.turns[name]) for name in names], tf.int64), last
 
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(_ByTurns):
     """One head trains at each step, sampled at random.
 
-    With turns `t_1 .. t_K`, head `k` is sampled with probability `t_k / sum_j t_j`. The sample is a function of
-    only `seed` and the step.
+    With turns `t_1 .. t_K`, head `k` is sampled with probability `t_k / sum_j t_j`. If it cannot train, another one is
+    sampled among those that can. The samples are functions of only `seed`, the step and, then, which heads can train.
 
     Args:
         turns: Relative numbers of updates by head name, above 0; every head must be named.
@@ -158,9 +190,17 @@ class Sample(_ByTurns):
         self.seed = check_whole("seed", seed)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
+        return self._drawn(uniform([1], self.seed, step), tf.ones([self.num_heads], tf.bool))
+
+    def passed_on(self, able: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return self._drawn(uniform([1], self.seed, step, 1), able)
+
+    def _drawn(self, number: tf.Tensor, able: tf.Tensor) -> tf.Tensor:
+        """The head that a number in [0, 1) draws, `[num_heads]` booleans."""
         turns = tf.constant([float(np.log(self.turns[name])) for name in self.head_names or ()], tf.float32)
-        below = tf.cumsum(tf.nn.softmax(turns))[:-1] <= uniform([1], self.seed, step)
-        return tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
+        until = tf.cumsum(where(able, tf.nn.softmax(turns), 0.0))
+        below = until[:-1] <= number * until[-1]
+        return able & (tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32)))
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -214,6 +254,9 @@ class WhileConflicting(Schedule):
         step = tf.cast(step, tf.int64)
         together = (self.average_cosine() >= self.threshold) | (step % self.probe_every == 0)
         return together | self._apart.value.active(step)
+
+    def passed_on(self, able: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return self._apart.value.passed_on(able, step)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         gramian = tf.cast(update.gramian, tf.float64)

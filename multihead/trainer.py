@@ -201,7 +201,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
         Args:
             name: The head's name.
-            value: A number of at least 0; with 0 the head is idle.
+            value: A number of at least 0; with 0 the head is idle: in the logs of training, its loss and metrics are NaN,
+                which only an evaluation measures then. To measure a head in training, too, give it `loss=None`.
 
         Raises:
             ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
@@ -216,14 +217,14 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
         checked = check_weight(value)
         if is_zero(checked):
-            self._replan(heads_stay=False)
+            self._replan(heads_stay=False, may_be_idle=True)
         self.head_weights.by_head[name].assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle from the next update on: they are not trained and do not change. For callbacks of `fit`.
 
-        Training of the encoder and the other heads continues. Only the first call may retrace the step. If all heads that a
-        schedule selects at a step are idle, all other heads are trained at that step. Each `fit` begins without idle heads.
+        Training of the encoder and the other heads continues. Only the first call may retrace the step. The turn of an idle
+        head passes on to others, as `multihead.schedules` says. Each `fit` begins without idle heads.
 
         Args:
             heads: The names of all heads that are to be idle; an empty list for none.
@@ -263,6 +264,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
         Most users need only the first group of arguments; the second is for special cases.
+
+        A second `compile` begins from its own arguments: an option that it does not name has its default again, so that a
+        balancer must be passed again. What belongs to the encoder and the heads stays: their weights, `set_weight`, the
+        scaling of targets, and the number of updates so far. The optimizer's state stays only if the same optimizer object
+        is passed, that of a method only if the same instance is.
 
         Args:
             optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: for a trainer
@@ -437,7 +443,13 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         return_dict: bool = False,
         **kwargs: object,
     ) -> Logs:
-        """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does; data are given as to `fit`."""
+        """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does; data are given as to `fit`.
+
+        The total `loss`, in `fit` `val_loss`, is the sum of the heads' losses, each times its weight where that is a number,
+        and of what layers add. Weightings, and weights that are functions of the step, do not count in it, and in `fit` the
+        weights are those of its beginning: losses that are weighed differently in each epoch cannot be compared, and
+        `EarlyStopping("val_loss")` would stop on the weights.
+        """
         arguments = _arguments(locals())
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
@@ -448,7 +460,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
             function.plan = Plan(plan.ranks, plan.labels_are_checked)
         loop["callbacks"] = self._shown(callbacks, verbose)
-        with self._in_phase(None if self._phase is None else "validation"):
+        with self._evaluating():
             return super().evaluate(**for_keras(data, None, loop))
 
     @errors_in_words()
@@ -527,7 +539,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_one_step(self, "test_on_batch")
         check_known(self._setup.heads, "test_on_batch")
         data = self._checked_batch(x, y, sample_weight)
-        return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
+        with self._evaluating():
+            return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
 
 
 def _arguments(given: Config) -> Config:

@@ -86,13 +86,15 @@ def _run_of(lines: Sequence[Config], argument: str, name: str, unit: str) -> Run
 def read_ledger(path: str | os.PathLike[str]) -> list[Config]:
     """The lines of a ledger. A last line that a crash has cut off is left out."""
     hint = "Pass a file of `callbacks.UpdateLogger`."
-    return read_lines(path, "a ledger, with a JSON object per line", lambda line, number: "step" in line, hint)
+    return read_lines(path, "a ledger, with a JSON object per line", "step", lambda line, number: "step" in line, hint)
 
 
-def read_lines(path: str | os.PathLike[str], kind: str, is_valid: Callable[[Config, int], bool], hint: str) -> list[Config]:
+def read_lines(
+    path: str | os.PathLike[str], kind: str, first: str, is_valid: Callable[[Config, int], bool], hint: str
+) -> list[Config]:
     """The lines of a file of JSON objects; `kind` says of what, and `is_valid` whether a line with its number is one.
 
-    A last line without a line break, which a crash has cut off, is left out.
+    A last line without a line break, which a crash has cut off, is left out. The first one begins with the key `first`.
     """
     if not os.path.exists(path):
         folder = Path(path).parent
@@ -107,7 +109,7 @@ def read_lines(path: str | os.PathLike[str], kind: str, is_valid: Callable[[Conf
             line = None
         if isinstance(line, dict) and is_valid(line, number):
             found.append(line)
-        elif text and number < len(texts):
+        elif text and (number < len(texts) or (number == 1 and not text.startswith(f'{{"{first}"'[: len(text)]))):
             raise ValueError(
                 f"`path` must be the file of {kind}. Received: {os.fspath(path)!r}, whose line {number} is {text[:60]!r}. "
                 f"{hint}"

@@ -168,6 +168,12 @@ def callbacks_of(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
+def runs_code_of_users(callback: Callback) -> bool:
+    """Whether a callback is neither one of Keras's nor of this package, or is one of Keras's that calls users' functions."""
+    is_ours = type(callback).__module__.startswith(("keras.", "multihead."))
+    return not is_ours or isinstance(callback, (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler))
+
+
 def choose_direction(callback: Callback) -> None:
     """Lets a callback that monitors a value find out whether lower is better, as it does at the end of its first epoch.
 

@@ -17,8 +17,8 @@ from multihead._ground.tensors import map_values, where
 from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
 from multihead._ground.validation import in_short
 
-# The variables, by identity, that an optimizer was built for.
-_BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = weakref.WeakKeyDictionary()
+# The variables that an optimizer was built for, by identity, each with its slots.
+_BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, dict[int, tuple[Variable, list[Variable]]]] = weakref.WeakKeyDictionary()
 
 
 # Every class of optimizers that Keras has had.
@@ -84,22 +84,26 @@ def optimizer_classes() -> dict[str, type]:
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Variable]]:
-    """Builds the optimizer on all variables and returns the slots that it creates for each of them.
+    """Builds the optimizer on all variables and returns the slots that it has created for each of them.
 
-    These are the variables that it derives from a variable, and those in its lists of one for each variable.
+    These are the variables that it derives from a variable, and those in its lists of one for each variable. An optimizer
+    that was built before, for all of these variables, keeps its slots.
 
     Raises:
         ValueError: The optimizer was built before, for other variables, or creates slots in another way.
     """
-    core = optimizer_core(optimizer)
-    ids = frozenset(id(tensor_variable(variable)) for variable in variables)
-    if len(core.variables) > 2 and not ids <= _BUILT_FOR.get(core, frozenset()):  # two: a counter and the learning rate
+    core, tensors = optimizer_core(optimizer), [tensor_variable(variable) for variable in variables]
+    known = _BUILT_FOR.get(core, {})
+    if known and all(id(tensor) in known for tensor in tensors):
+        if KERAS_3 and not optimizer.built:  # another wrapper around it
+            optimizer.build(list(variables))
+        return [list(known[id(tensor)][1]) for tensor in tensors]
+    if known or len(core.variables) > 2:  # two: a counter and the learning rate
         raise ValueError(
             "`optimizer` must not be in use by another model, or for other variables, whose state it holds. "
             f"Received: {type(core).__name__} with {len(core.variables)} variables. Pass a new optimizer to `compile`."
         )
-    _BUILT_FOR.setdefault(core, ids)
-    slots: dict[int, list[Variable]] = {id(tensor_variable(variable)): [] for variable in variables}
+    slots: dict[int, list[Variable]] = {id(tensor): [] for tensor in tensors}
     derive = core.add_variable_from_reference
 
     # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
@@ -116,14 +120,14 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
         optimizer.build(list(variables))
     finally:
         object.__delattr__(core, "add_variable_from_reference")
-    found = [slots[id(tensor_variable(variable))] for variable in variables]
+    found = [slots[id(tensor)] for tensor in tensors]
     created = {id(each): each for each in core.variables if id(each) not in before}
     by_variable = [each for each in vars(core).values() if isinstance(each, (list, tuple)) and len(each) == len(variables)]
     for i, slot in ((i, slot) for each in by_variable if before.isdisjoint(map(id, each)) for i, slot in enumerate(each)):
         if id(slot) in created and all(slot is not other for other in found[i]):
             found[i].append(slot)
-    known = {id(slot) for of_variable in found for slot in of_variable}
-    unknown = [each for key, each in created.items() if key not in known and len(each.shape) > 0]
+    assigned = {id(slot) for of_variable in found for slot in of_variable}
+    unknown = [each for key, each in created.items() if key not in assigned and len(each.shape) > 0]
     if unknown:
         raise ValueError(
             "`optimizer` must create its slots by `add_variable_from_reference`, or keep them in lists of one for each "
@@ -133,6 +137,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     if KERAS_3 and core.use_ema:  # zeros otherwise, which a variable that is first trained later would be averaged with
         for variable, average in zip(variables, core._model_variables_moving_average):
             average.assign(variable)
+    _BUILT_FOR[core] = {id(tensor): (tensor, of_variable) for tensor, of_variable in zip(tensors, found)}
     return found
 
 

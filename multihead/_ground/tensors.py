@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -139,6 +139,11 @@ def like_complex(gradient: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
         return gradient
     real, imaginary = tf.unstack(tf.cast(gradient, tensor.dtype.real_dtype), axis=-1)
     return tf.complex(real, imaginary)
+
+
+def precision_of(dtypes: Iterable[tf.DType]) -> tf.DType:
+    """The precision in which losses of predictions of some dtypes are summed: float64 if one of them is, else float32."""
+    return tf.float64 if tf.float64 in dtypes else tf.float32
 
 
 def added(first: Gradient, second: Gradient) -> Gradient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import keras
@@ -13,10 +14,10 @@ import numpy as np
 from multihead._ground.replicas import is_chief
 from multihead._ground.types import Config, Logs, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
-from multihead._runs.snapshot import Snapshot, read, write
+from multihead._runs.snapshot import Snapshot, read, remove_drafts, write
 from multihead._runs.variables import assign, describe, values_of, variables_of
 
-_FILE = "run.checkpoint"
+_FILE, LOCK = "run.checkpoint", "run.lock"
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -50,7 +51,8 @@ class Checkpoint(keras.callbacks.Callback):
         every: The number of steps after which the run is saved, or `"epoch"`; it is always saved at the end of an epoch.
         strict: Whether to refuse a checkpoint that does not fit the trainer or the data. False: loads what has the same
             name, shape and dtype, continues at the same place in the data, and warns about the rest.
-        keep: Whether the checkpoint is kept at the end of training.
+        keep: Whether the checkpoint is kept at the end of training. False: its own files are deleted then, and the folder if
+            nothing else is in it.
 
     Attributes:
         path: The file.
@@ -88,6 +90,17 @@ class Checkpoint(keras.callbacks.Callback):
         if is_chief(trainer):
             described = {**description, "parts": describe(trainer, variables)}
             write(self.path, Snapshot(described, {**arrays, **values}))
+
+    def delete(self) -> None:
+        """Deletes the checkpoint, and the folder if nothing else is in it."""
+        lock = self.directory / LOCK
+        with suppress(OSError):  # on some systems, the lock of a run that is in progress
+            remove_drafts(self.path)
+            self.path.unlink(missing_ok=True)
+            if lock.is_file() and lock.stat().st_size == 0:
+                lock.unlink()
+            if not any(self.directory.iterdir()):
+                self.directory.rmdir()
 
     def read(self) -> Snapshot | None:
         """What the checkpoint holds; None if there is none.

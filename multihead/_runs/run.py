@@ -7,7 +7,6 @@ but until the place of the checkpoint its steps only draw their batches, and no 
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import sys
 import threading
@@ -29,7 +28,7 @@ from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
 from multihead._ground.types import Callback, Config, Dataset, Given, Logs, Nested, Trainer
 from multihead._runs.callbacks import CallbackStates, continue_files
-from multihead._runs.checkpoint import Checkpoint
+from multihead._runs.checkpoint import LOCK, Checkpoint
 from multihead._runs.snapshot import locked
 from multihead._runs.variables import describe_data, draw_from_variables
 
@@ -65,7 +64,7 @@ def opened(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | No
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            is_ours = not is_chief(trainer) or stack.enter_context(locked(folder / "run.lock"))
+            is_ours = not is_chief(trainer) or stack.enter_context(locked(folder / LOCK))
         except OSError as error:
             raise ValueError(
                 f"`directory` must be a folder that can be written. Received: {str(folder)!r}, with {error}. Choose another "
@@ -246,7 +245,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
         self.callbacks = self._called
         super().on_train_end(logs)
         if not self._run.checkpoint.keep and is_chief(self._trainer):
-            shutil.rmtree(self._run.checkpoint.directory, ignore_errors=True)
+            self._run.checkpoint.delete()
 
     def _draw(self, names: Sequence[str], iterator: Iterator[Nested]) -> dict[str, float]:
         """A step of Keras that only draws its batches."""

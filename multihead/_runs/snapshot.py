@@ -9,6 +9,7 @@ import errno
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -62,11 +63,10 @@ def write(path: Path, snapshot: Snapshot) -> None:
     """Writes a file that replaces the one before only when it is whole and on the disk."""
     text = json.dumps(snapshot.description).encode()
     arrays = {_DESCRIPTION: np.frombuffer(text, np.uint8), **snapshot.arrays}
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for other in path.parent.glob(f"{path.stem}.*.tmp"):  # of runs that were killed while they wrote
-            other.unlink(missing_ok=True)
+        remove_drafts(path)
         with open(draft, "w+b") as file:
             digest = hashlib.sha256()
             file.write(_MAGIC + bytes(digest.digest_size))
@@ -99,6 +99,13 @@ def write(path: Path, snapshot: Snapshot) -> None:
         ) from error
 
 
+def remove_drafts(path: Path) -> None:
+    """Removes what `write` has left of a file where the process was killed while it wrote."""
+    for other in path.parent.glob(f"{path.name}.*.tmp"):
+        if re.fullmatch(r"\d+", other.name[len(path.name) + 1 : -len(".tmp")]):
+            other.unlink(missing_ok=True)
+
+
 def read(path: Path) -> Snapshot:
     """Reads a file."""
     try:
@@ -127,9 +134,16 @@ def _refusal(path: Path, received: str, remedy: str) -> str:
 
 def replace_text(path: Path, text: str) -> None:
     """Replaces a file's text atomically: a reader sees the old text or the new one. Line ends are kept."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text, encoding="utf-8", newline="")
+    draft = free_path(path.with_name(f"{path.name}.{os.getpid()}.tmp"))
+    with open(draft, "x", encoding="utf-8", newline="") as file:
+        file.write(text)
     os.replace(draft, path)
+
+
+def free_path(path: Path) -> Path:
+    """A path that does not exist: this one, or with a number before its suffix."""
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    return path if not path.exists() else next(name for name in names if not name.exists())
 
 
 @contextmanager

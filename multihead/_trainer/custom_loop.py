@@ -25,6 +25,7 @@ from multihead._update.apply import apply_update, clip
 from multihead._update.evaluate import HeadGradients, gradients_by_head
 from multihead._update.faults import Broken
 from multihead._update.network import Network
+from multihead._update.participation import Participation
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import check_known, fit_scalings_to
 from multihead._update.spec import Plan, UpdateSpec
@@ -94,16 +95,16 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
     if update is not None:  # the gradients may have been changed since
         broken = update.broken._replace(heads=update.broken.heads | broken.heads, variables=broken.variables)
         return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
-    active = []  # gradients of unknown origin train the heads with one that is not zero for an own variable
-    for k, positions in enumerate(network.own):  # a head counts by what no other head trains; without variables it is active
-        alone = [i for i in positions if not any(i in others for j, others in enumerate(network.own) if j != k)]
-        of_head = [gradients.heads[i] for i in alone or positions]
-        values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in of_head if each is not None]
-        found = [tf.reduce_any(tf.not_equal(tf.convert_to_tensor(each), 0)) for each in values]
-        active.append(tf.reduce_any(found) if found else tf.constant(not of_head))
-    return Change(
-        gradients=gradients, clipped=gradients, step=step, active=tf.stack(active), without_heads=True, broken=broken
-    )
+    # Gradients of unknown origin train what one of them, of the same group of variables, is not zero for.
+    flags = []
+    for _, positions in network.groups:
+        present = [gradients.all[i] for i in positions if gradients.all[i] is not None]
+        values = [each.values if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in present]
+        found = [tf.reduce_any(tf.not_equal(each, 0)) for each in values]
+        flags.append(tf.reduce_any(found) if found else tf.constant(False))
+    nobody = tf.zeros([len(network.heads)], tf.bool)
+    participation = Participation(nobody, nobody, tf.constant(True), tuple(flags))
+    return Change(gradients=gradients, clipped=gradients, step=step, participation=participation, broken=broken)
 
 
 class CustomLoops(TrainerState):
@@ -137,8 +138,9 @@ class CustomLoops(TrainerState):
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
         network, gradients = spec.network, update.gradients.all
         if tf.executing_eagerly():
-            active = update.active.numpy()
-            gradients = [each if active[of].any() else None for each, of in zip(gradients, network.owners)]
+            for (_, positions), takes_part in zip(network.groups, update.participation.groups):
+                if not (update.participation.any if takes_part is None else takes_part):
+                    gradients = [None if i in positions else each for i, each in enumerate(gradients)]
         pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
         for pair in pairs:
             pair.update = update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from multihead._data.arrays import read_arrays
 from multihead._data.batch import unpack
 from multihead._data.data import Data
 from multihead._data.windows import batches_of_update, in_windows
-from multihead._ground.keras import ProgressLine, callbacks_of, steps_at_once
+from multihead._ground.keras import ProgressLine, callbacks_of, runs_code_of_users, steps_at_once, tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.tensors import unchecked
@@ -28,7 +28,7 @@ from multihead._update.evaluate import evaluate_batch
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import fit_scalings, unknown
 from multihead._update.spec import Plan
-from multihead._update.weights import head_weights_at
+from multihead._update.update import RollBack
 from multihead.heads._directions import tell_directions
 from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import weigh_classes
@@ -65,9 +65,11 @@ class FittedTrainer(TrainerState):
             ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
             windows, loop["steps_per_epoch"] = in_windows(data.x, size, ahead, strategy, loop["steps_per_epoch"])
             data = data._replace(x=windows)
-        loop["callbacks"] = self._shown(callbacks, loop["verbose"], validates=validates)
         data = data._replace(first=None)  # which nothing needs from here on
-        with self._in_phase("fit", self._planned(class_weight, checked)), ExitStack() as stack:
+        plan = self._planned(class_weight, checked, callbacks_of(callbacks))
+        with self._in_phase("fit", plan), ExitStack() as stack:
+            loop["callbacks"] = self._shown(callbacks, loop["verbose"], stack, validates=validates)
+            self._require_built().logs.take_weights(self._setup.trained)
             self._set_idle([])  # until a run reaches its checkpoint
             self._validation.value = found
             stack.callback(setattr, self._validation, "value", ([], Plan()))
@@ -103,7 +105,8 @@ class FittedTrainer(TrainerState):
                 if argument == "x":
                     raise
                 raise ValueError(f"In `{argument}`: {error}") from error
-            return data, Plan(ranks, is_checked and not masked, frozenset(complete if is_checked else ()))
+            known = frozenset(complete if is_checked else ())
+            return data, Plan(ranks, is_checked and not masked, known, heads_stay=True)
         if self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
             dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
             # What Python makes is lost if it is read and not used, and may draw random numbers.
@@ -125,20 +128,22 @@ class FittedTrainer(TrainerState):
             self._with_checked_labels(data)
         return data
 
-    def _shown(self, callbacks: Given, verbose: Given, *, validates: bool | None = None) -> Given:
+    def _shown(self, callbacks: Given, verbose: Given, stack: ExitStack | None = None, *, validates: bool = False) -> Given:
         """Callbacks with a progress line that can be read; those of `fit` also with one that reports skipped updates.
 
-        A progress line, or a `CallbackList`, of the user's own stays what it is.
+        A progress line of the user's own stays what it is, and so does a `CallbackList` after the `stack` of `fit`.
         """
         given = callbacks_of(callbacks)
-        if validates is not None:
+        if stack is not None:
             tell_directions(given, self._setup.heads)
             for callback in given:
                 if hasattr(callback, "check_fit"):
                     callback.check_fit(given, validates=validates)
-            first = EpochEnd(list(given), self._steps_are_ours)  # so that a checkpoint then holds what it changes
+            first = EpochEnd(list(given))  # so that a checkpoint then holds what it changes
             first.set_model(self)  # as a `CallbackList` does not
             given.insert(0, first)
+            if isinstance(callbacks, keras.callbacks.CallbackList):  # which another `fit` may share
+                stack.callback(given.remove, first)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
         if verbose == 0 or any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
@@ -149,22 +154,22 @@ class FittedTrainer(TrainerState):
 
         return [*given, ProgressLine(shown)]
 
-    def _planned(self, class_weight: Given, checked: Plan | None = None) -> Plan:
+    def _planned(self, class_weight: Given, checked: Plan | None = None, callbacks: Sequence[Callback] = ()) -> Plan:
         """What steps can rely on; `checked` is what the data of a `fit` have shown."""
         found = [] if class_weight is None else weigh_classes(self._setup.trained, class_weight)
         weights = {head.name: head.label_spec.class_weight for head in found}
         frozen = tuple((name, tuple(each.items())) for name, each in weights.items() if each is not None)
-        plan = Plan(may_be_idle=self._may_be_idle, class_weight=frozen)
+        may_be_idle = self._may_be_idle or any(is_zero(head.weight) for head in self._setup.trained)
+        plan = Plan(may_be_idle=may_be_idle, class_weight=frozen)
         if checked is None:
             return plan
         is_checked = checked.labels_are_checked and class_weight is None
         plan = replace(plan, ranks=checked.ranks, labels_are_checked=is_checked)
         if not self._steps_are_ours:
             return plan
-        weigh = not any(is_zero(head.weight) for head in self._setup.trained)
         awake = self._built is None or bool(tf.reduce_all(tf.convert_to_tensor(self._built.spec.awake) > 0))
-        # Until `set_weight` or `set_idle` is called
-        stay = weigh and awake and not self._may_be_idle and not self.jit_compile
+        # What users have written may change anything between two updates; the trainer's own methods change the plan.
+        stay = awake and not may_be_idle and checked.heads_stay and not any(map(runs_code_of_users, callbacks))
         return replace(plan, complete=checked.complete, heads_stay=stay)
 
     # ------------------------------------------------------------------------------------------- steps
@@ -192,10 +197,9 @@ class FittedTrainer(TrainerState):
         batch = self._unpack(data)
         built = self._require_built()
         checks = built.spec.check_labels and not self._plan.value.labels_are_checked
-        spec, logs, step = replace(built.spec, check_labels=checks), built.logs, self.update_count
-        weights = head_weights_at(self._setup.trained, step)
-        logs.add_evaluated(**evaluate_batch(spec, batch, weights))
-        return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
+        spec, logs = replace(built.spec, check_labels=checks), built.logs
+        logs.add_evaluated(**evaluate_batch(spec, batch, logs.weights.read_value()))
+        return over_replicas(lambda: logs.evaluation_logs(list(batch.targets)))
 
     def make_train_function(self, force: bool = False) -> Given:
         """Makes the function that Keras calls for each step."""
@@ -229,18 +233,41 @@ class FittedTrainer(TrainerState):
             if function is not None:
                 function.plan = plan
 
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """A context of an evaluation, after which, in the midst of `fit`, the metrics of the epoch are as before.
+
+        A callback may evaluate at any batch. Training and evaluation share the metrics, which here begin anew.
+        """
+        built = self._built
+        if self._phase is None or built is None:
+            if built is not None:
+                built.logs.take_weights(self._setup.trained)
+            yield
+            return
+        variables = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
+        variables += [*built.logs.counters, *built.spec.faults.state]
+        of_replicas = self.distribute_strategy.experimental_local_results
+        before = RollBack([part for variable in variables for part in of_replicas(variable)])
+        self.reset_metrics()
+        try:
+            with self._in_phase("validation"):
+                yield
+        finally:
+            before.restore()
+
     def _latest_logs(self, logs: Logs) -> Logs:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
         if self._built is None or not isinstance(logs, dict):
             return logs
         metrics, network = self._built.logs, self._built.spec.network
         if self._phase == "fit":  # where no update was counted, a `train_step` of the user's own logs by itself
-            read = metrics.training_logs() if int(tf.convert_to_tensor(metrics.batches)) else {}
+            read = metrics.training_logs(at_end=True) if int(tf.convert_to_tensor(metrics.batches)) else {}
         else:
-            step, present = self.update_count, [head for head in network.heads if f"{head.name}_loss" in logs]
+            present = [head for head in network.heads if f"{head.name}_loss" in logs]
             present += [each for each in network.measured if any(f"{each.name}_{name}" in logs for name in each.results())]
             names = [head.name for head in present]
-            read = metrics.evaluation_logs(head_weights_at(network.heads, step), names, step)
+            read = metrics.evaluation_logs(names)
         found: Config = {name: read.get(name, value) for name, value in logs.items()}
         # Numbers are Python's, as in the logs of Keras.
         return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in found.items()}
@@ -256,6 +283,7 @@ class StepFunction:
     def __init__(self, trainer: Trainer, attribute: str, make: Function) -> None:
         self._trainer, self._attribute, self._make = trainer, attribute, make
         self.plan = Plan()
+        self.calls = 0  # that have made a step
         self._functions: dict[Plan, Step] = {}
 
     def __call__(self, iterator: Iterator[Nested]) -> Logs:
@@ -268,7 +296,9 @@ class StepFunction:
         earlier, trainer._plan.value = trainer._plan.value, plan
         try:
             with unchecked(in_functions=True):  # values of nothing are NaN
-                return self._functions[plan](iterator)
+                logs = self._functions[plan](iterator)
+            self.calls += 1
+            return logs
         finally:
             trainer._plan.value = earlier
 

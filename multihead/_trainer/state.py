@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from types import MappingProxyType
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
@@ -36,9 +37,10 @@ class HeadWeights(keras.layers.Layer):
     """One variable per head, saved and loaded by the head's name."""
 
     def __init__(self, values: Mapping[str, Given]) -> None:
-        super().__init__(name="head_weights", dtype="float32", trainable=False)
-        initial = {name: keras.initializers.Constant(value) for name, value in values.items()}
-        self.by_head = {name: add_state(self, f"of_{name}", (), value) for name, value in initial.items()}
+        dtype = "float64" if keras.backend.floatx() == "float64" else "float32"
+        super().__init__(name="head_weights", dtype=dtype, trainable=False)
+        initial = {name: keras.initializers.Constant(np.asarray(value, dtype)) for name, value in values.items()}
+        self.by_head = {name: add_state(self, f"of_{name}", (), value, dtype) for name, value in initial.items()}
         self.built = True
 
     def save_own_variables(self, store: dict[str, Tensor]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -14,7 +15,7 @@ from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
 from multihead._ground.replicas import all_reduce_sum, assign, local
 from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
-from multihead._ground.types import Given, Gradient, Nested, Optimizer, Tensor
+from multihead._ground.types import Given, Gradient, Nested, Optimizer
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
 from multihead._update.spec import UpdateSpec
@@ -36,17 +37,17 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
 def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
     """Applies a clipped update, or skips it if a loss or gradient is not finite, or there is none; whether it was applied.
 
-    The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
-    gradient is zero. `batch` is the position in the epoch of the update's first batch.
+    The groups of variables that do not take part are restored with their slots, because momentum, Adam and weight decay
+    change them even if the gradient is zero. `batch` is the position in the epoch of the update's first batch.
     """
-    network, gradients = spec.network, update.clipped.all
+    network, gradients, takes_part = spec.network, update.clipped.all, update.participation
     places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
     if not places and network.frozen:  # all that the active heads train: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         places = [i for i in range(len(gradients)) if i not in network.frozen]
+        takes_part = takes_part._replace(groups=(tf.constant(False),) * len(takes_part.groups))
     variables = [network.variables.all[i] for i in places]
-    is_active = tf.constant(True) if update.without_heads else tf.reduce_any(update.active)
-    trains_any = is_active if places else tf.constant(False)
+    trains_any = takes_part.any if places else tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
     # have the dtype of their variables, although balancing half precision, for one, gives float32.
     unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
@@ -59,21 +60,28 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     scale = loss_scale(optimizer) if adapts else None
     seen = (finite, trains_any, applies, update.step, update.broken, scale, batch)
 
+    state = {id(variable): value for variable, value in zip(update.roll_back.variables, update.roll_back.values)}
+    kept = [] if takes_part.encoder is None else [(takes_part.encoder, spec.state_of_encoder)]
+    kept += network.state_at(spec.rates.steps, update.step)
+    moves = [(flag, variable) for flag, group in kept for variable in group if id(variable) in state]
+
     @as_is
     def apply_or_skip(
-        strategy: tf.distribute.Strategy, gradients: Nested, active: Tensor, seen: Nested, data: Nested, saved: Nested
+        strategy: tf.distribute.Strategy, gradients: Nested, flags: Nested, seen: Nested, data: Nested, saved: Nested
     ) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
-        seen = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)
+        seen, flags = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), (seen, flags))
         finite, trains_any, applies, step, broken, scale, batch = seen
+        groups, moving = flags
 
         def apply() -> None:
-            of_heads = tf.unstack(local(strategy, active))
-            _apply_to_active(strategy, spec, optimizer, gradients, places, update.never_idle, of_heads, step)
+            _apply_to_groups(strategy, spec, optimizer, gradients, places, groups, step)
+            for (_, variable), flag, value in zip(moves, moving, saved[1]):
+                assign(strategy, variable, where(flag, variable.read_value(), value))
             record_finite(optimizer, True)
 
         def skip() -> None:
-            for variable, value in zip(update.roll_back.variables, saved):
+            for variable, value in zip(update.roll_back.variables, saved[0]):
                 assign(strategy, variable, value)
             if places and has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
@@ -85,7 +93,9 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
             skip()
 
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
-    args = (present, update.active, seen, update.data, update.roll_back.values)
+    saved = update.roll_back.values, [state[id(variable)] for _, variable in moves]
+    flags = list(takes_part.groups), [flag for flag, _ in moves]
+    args = (present, flags, seen, update.data, saved)
     tf.distribute.get_replica_context().merge_call(apply_or_skip, args=args)
     return applies
 
@@ -94,45 +104,55 @@ _FEW = 2**16
 """The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
-def _apply_to_active(
+def _apply_to_groups(
     strategy: tf.distribute.Strategy,
     spec: UpdateSpec,
     optimizer: Optimizer,
     gradients: Sequence[Gradient],
     places: Sequence[int],
-    never_idle: Sequence[bool],
-    active: Sequence[tf.Tensor],
+    flags: Sequence[tf.Tensor | None],
     step: tf.Tensor,
 ) -> None:
-    """Applies the gradients of the variables at some places, and restores the variables whose heads are all idle."""
-    # Those that may have to be restored: none of their heads trains at every step.
-    always = {k for k, never in enumerate(never_idle) if never}
-    groups = [(heads, own) for heads, own in spec.groups if len(heads) < len(never_idle) and not always & set(heads)]
-    stay = [variable for _, group in groups for variable in group]
+    """Applies the gradients of the variables at some places, and restores the groups of variables that are left out.
+
+    `flags` are, for each group, whether it takes part; None: it does.
+    """
+    in_doubt = [(flag, group) for flag, group in zip(flags, spec.groups) if flag is not None and group]
+    # The encoder, which may be large, is copied apart from the heads.
+    parts = [in_doubt] if flags[0] is None else [in_doubt[:1], in_doubt[1:]]
+    with ExitStack() as stack:
+        for part in filter(None, parts):
+            stack.enter_context(_restored(strategy, part))
+        _apply_scaled(strategy, spec, optimizer, gradients, places, step)
+
+
+@contextmanager
+def _restored(strategy: tf.distribute.Strategy, groups: Sequence[tuple[tf.Tensor, Sequence[tf.Variable]]]) -> Iterator[None]:
+    """A context after which groups of variables that do not take part, as a boolean scalar says, are as before."""
+    variables, flags = [variable for _, group in groups for variable in group], [flag for flag, _ in groups]
     # To copy few variables costs less than a condition; XLA, whose branches must be alike, does without one, too.
-    sizes = [variable.shape.num_elements() for variable in stay]
+    sizes = [variable.shape.num_elements() for variable in variables]
     copies = in_xla() or (None not in sizes and sum(sizes) <= _FEW)
 
-    def unless_all_train(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-        """The tensors that an action returns if it may be that a head is idle, and else others of the same dtypes."""
-        if copies:
-            return action()
-        return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
+    def unless_all_take_part(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+        """The tensors that an action returns if it may be that a group is left out, and else others of the same dtypes."""
+        return action() if copies else list(tf.cond(all_of(flags), lambda: [tf.zeros([0], each) for each in dtypes], action))
 
-    before = unless_all_train(lambda: [variable.value() for variable in stay], [variable.dtype for variable in stay])
+    def read() -> list[tf.Tensor]:
+        return [variable.value() for variable in variables]
+
+    before = unless_all_take_part(read, [variable.dtype for variable in variables])
     with tf.control_dependencies(before):
-        _apply_scaled(strategy, spec, optimizer, gradients, places, step)
+        yield
 
     def restore() -> list[tf.Tensor]:
         old_values = iter(before)
-        for heads, group in groups:
-            is_trained = tf.reduce_any([active[k] for k in heads]) if len(heads) > 1 else active[heads[0]]
+        for flag, group in groups:
             for variable in group:
-                assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
+                assign(strategy, variable, where(flag, variable.value(), next(old_values)))
         return []
 
-    if stay:
-        unless_all_train(restore, [])
+    unless_all_take_part(restore, [])
 
 
 def _apply_scaled(
@@ -179,11 +199,12 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     weights, after = update.losses.given, None
     if "losses_after" in spec.uses:
         means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after(spec, update, applied)), weights.counts)
-        after = where(weights.active, weights.of_heads * means, 0.0)
+        after = tf.cast(where(update.participation.active, weights.of_heads * means, 0.0), tf.float32)
+    applied = update.participation.unless_left_out(applied)
     seen = Observation(
         step=update.step,
-        active=weights.meeting,
-        losses=update.losses.weighted if spec.weighting is not None or "losses" in spec.uses else None,
+        active=update.participation.at_encoder,
+        losses=tf.cast(update.losses.weighted, tf.float32) if spec.weighting is not None or "losses" in spec.uses else None,
         norms=update.norms,
         gramian=update.combined.at_representation,
         losses_after=after,

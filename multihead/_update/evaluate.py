@@ -23,20 +23,20 @@ from multihead._update.ways import CombinedFirst, PassPerHead
 
 
 def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[str, Tensor]:
-    """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads' own, `[num_heads]`.
+    """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads', `[num_heads]`.
 
     Returns this replica's unweighted loss sums and their counts, `[num_heads]`; the losses that are `added` by the encoder
-    and the heads that would be trained, or None; and the number of `examples`, float32.
+    and the heads that would be trained, or None; and the number of `examples`.
     """
     network, (labels, measured) = spec.network, spec.labels(batch)
     representation = call_encoder(network.encoder, batch.inputs, training=False)
     measure(network.measured, representation, measured)
-    counts = count_labels(labels)
+    counts = count_labels(labels, spec.dtype)
     active = (counts > 0) & (weights > 0)
     sums, added = list[tf.Tensor](), [loss_of_call(network.encoder)]
     for k, of_head in enumerate(labels):
         if of_head is None:
-            sums.append(tf.constant(0.0))
+            sums.append(tf.zeros([], spec.dtype))
             continue
 
         def evaluated(k: int = k, labels: Labels = of_head) -> list[Tensor]:
@@ -51,12 +51,12 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
             loss_sum, of_module = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
         else:
             loss_sum, of_module = evaluated()
-        sums.append(loss_sum)
+        sums.append(tf.cast(loss_sum, spec.dtype))
         if of_module is not None:
             added.append(where(active[k], of_module, 0.0))
     added.append(loss_of_weights(network, active))
-    examples = tf.cast(batch_size(batch.inputs), tf.float32)
-    return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added), "examples": examples}
+    examples = tf.cast(batch_size(batch.inputs), spec.dtype)
+    return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added, spec.dtype), "examples": examples}
 
 
 def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
@@ -65,7 +65,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
 
     def loss_sum(k: int, labels: Labels | None, representation: Nested) -> tf.Tensor:
         if labels is None:
-            return tf.constant(0.0)
+            return tf.zeros([], spec.dtype)
         head = network.heads[k]
 
         def computed() -> list[tf.Tensor]:
@@ -73,7 +73,8 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
             predictions = head.predict(read, given.targets, training=True, step=update.step)
             return [head.loss_sum(given.targets, predictions, given.weights)]
 
-        return computed_if(runs(head, update.active[k], labels), computed, [tf.constant([], tf.int32)])[0]
+        found = computed_if(runs(head, update.participation.active[k], labels), computed, [tf.constant([], tf.int32)])
+        return tf.cast(found[0], spec.dtype)
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
         with in_inference_mode(network.frozen_layers):

@@ -73,12 +73,12 @@ class Faults:
         self._variables = [variable_name(variable) for variable in network.variables.all]
         # Of the last fault: how many updates in a row were skipped up to it; the number of updates before it; the position
         # in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they stay as they are.
-        # The flags say for each head, and then for each variable, whether it was not finite; those of the epoch, in any
-        # fault. The numbers of the epoch are of updates skipped, and of those among them for loss scaling.
+        # The flags say for each head, and then for each variable, whether it was not finite. The numbers of the epoch are of
+        # updates skipped, and of those among them for loss scaling, and because of a fault.
         flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
         self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)
-        self.numbers_of_epoch, self.flags_of_epoch = map(first_replica_variable, (tf.zeros([2], tf.int64), flags))
-        self.state = [self.numbers, self.flags, self.numbers_of_epoch, self.flags_of_epoch]
+        self.numbers_of_epoch = first_replica_variable(tf.zeros([3], tf.int64))
+        self.state = [self.numbers, self.flags, self.numbers_of_epoch]
 
     def fits(self, network: Network) -> bool:
         """Whether this was made for the same heads and variables."""
@@ -87,8 +87,7 @@ class Faults:
 
     def reset_epoch(self) -> None:
         """Forgets the counts of an epoch."""
-        for variable in (self.numbers_of_epoch, self.flags_of_epoch):
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+        self.numbers_of_epoch.assign(tf.zeros([3], tf.int64))
 
     def skipped(
         self,
@@ -118,9 +117,10 @@ class Faults:
         new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])
         assign(strategy, self.numbers, where(is_new, new, numbers))
         assign(strategy, self.flags, where(is_new, flags, self.flags.read_value()))
-        counted = [1, 0] if loss_scale is None else [1, tf.cast(trains_any & ~fault, tf.int64)]
-        assign(strategy, self.numbers_of_epoch, self.numbers_of_epoch.read_value() + counted)
-        assign(strategy, self.flags_of_epoch, self.flags_of_epoch.read_value() | (flags & fault))
+        overflows = 0 if loss_scale is None else tf.cast(trains_any & ~fault, tf.int64)
+        assign(
+            strategy, self.numbers_of_epoch, self.numbers_of_epoch.read_value() + [1, overflows, tf.cast(fault, tf.int64)]
+        )
         if tf.executing_eagerly():
             self.stop()
         elif self._limit is not None:
@@ -150,8 +150,8 @@ class Faults:
 
     def counted(self) -> tuple[int, int, bool]:
         """In the epoch so far: how many updates were skipped, how many more for loss scaling, and if any was not finite."""
-        skipped, overflows = _now(self.numbers_of_epoch)
-        return skipped - overflows, overflows, any(_now(self.flags_of_epoch))
+        skipped, overflows, faults = _now(self.numbers_of_epoch)
+        return skipped - overflows, overflows, faults > 0
 
     def described(self) -> tuple[str, str, str]:
         """Of the last fault: the most likely cause, where it showed, and what to do."""

@@ -94,7 +94,7 @@ def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None
 
         of_head: Nested = labels[k]
         total = computed_if(tf.reduce_any(of_head.weights > 0), count, [tf.zeros([0], tf.int32)])[0]
-        return of_head._replace(counts=total * tf.one_hot(0, tf.shape(of_head.weights)[0]))
+        return of_head._replace(counts=total * tf.one_hot(0, tf.shape(of_head.weights)[0], dtype=total.dtype))
 
     have_count = [head.loss.has_count and each is not None for head, each in zip(network.heads, labels)]
     found = _in_inference(network, inputs, have_count, counted)
@@ -143,18 +143,18 @@ def runs(head: NamedHead, active: tf.Tensor, labels: Labels) -> tf.Tensor:
     return active & tf.reduce_any(labels.weights > 0) if head.takes_labelled_rows else active
 
 
-def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
+def count_labels(labels: Sequence[Labels | None], dtype: tf.DType) -> tf.Tensor:
     """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
     counted = [each if each is None else each.weights if each.counts is None else each.counts for each in labels]
-    return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each) for each in counted])
+    return tf.stack([tf.zeros([], dtype) if each is None else tf.cast(tf.reduce_sum(each), dtype) for each in counted])
 
 
 def count_over_replicas(
-    batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
+    batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]], dtype: tf.DType
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`[num_heads]` counts of an update's labelled elements on this replica, the same over all, and all its examples."""
-    local = tf.add_n([count_labels(of_batch) for of_batch in labels])
-    examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
+    local = tf.add_n([count_labels(of_batch, dtype) for of_batch in labels])
+    examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), dtype)
     if replicas.num_replicas() == 1:
         return local, local, examples
     reduced = replicas.all_reduce_sum(tf.concat([local, [examples]], axis=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ from multihead._ground.layers import (
     own_state,
     state_variables,
 )
-from multihead._ground.tensors import where
+from multihead._ground.tensors import precision_of, where
 from multihead._ground.types import Function, Layer, Metric, Nested, Tensor, Variable
 from multihead.heads._named import NamedHead
+from multihead.rates import Factor, values_at
 
 
 class ByOwner(NamedTuple):
@@ -138,16 +139,47 @@ class Network:
         These have nothing to train because they, or the whole module, are frozen, or assign to a variable that is frozen, as
         spectral normalization does.
         """
-        keys = [id(tensor_variable(variable)) for variable in self.variables.all]
-        trained = {key for i, key in enumerate(keys) if i not in self.frozen}
+        return [layer for layer, learns, trains in self._learning_layers if self._is_frozen(learns, trains, self.frozen)]
 
-        def is_frozen(layer: Layer, module: Layer) -> bool:
+    def state_at(self, factors: Sequence[Factor], step: tf.Tensor) -> list[tuple[tf.Tensor, list[tf.Variable]]]:
+        """Variables that layers change in a forward pass and that a function of the step may freeze, as it does the others.
+
+        By whether they change, a boolean scalar; `factors` are those of learning rates, one for each of the variables.
+        """
+        changing = {i for i, factor in enumerate(factors) if callable(factor)}
+        found = list[tuple[tf.Tensor, list[tf.Variable]]]()
+        for layer, learns, trains in self._learning_layers if changing else []:
+            if self._is_frozen(learns, trains, self.frozen) or not self._is_frozen(learns, trains, self.frozen | changing):
+                continue
+            of_layer = {factors[i]: values_at([factors[i]], step)[0] for i in changing & {*learns, *trains}}
+            is_zero = {factor: tf.equal(value, 0) for factor, value in of_layer.items()}
+
+            def frozen(i: int, is_zero: Nested = is_zero) -> tf.Tensor:
+                return is_zero[factors[i]] if i in changing else tf.constant(i in self.frozen or i < 0)
+
+            flags = [tf.reduce_all([frozen(i) for i in trains])] if trains else []
+            moves = ~tf.reduce_any([*flags, *map(frozen, learns)])
+            found.append((moves, own_state(layer)))
+        return found
+
+    @property
+    def _learning_layers(self) -> list[tuple[Layer, list[int], list[int]]]:
+        """The layers that change variables of their own, with the positions of what they assign to and what they train."""
+        positions = {id(tensor_variable(variable)): i for i, variable in enumerate(self.variables.all)}
+        found = []
+        for layer, module in self.with_state:
             learns = [variable for variable in own_state(layer) if variable.trainable]
-            variables = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
-            of_layer = [id(tensor_variable(variable)) for variable in variables]
-            return any(id(each) not in trained for each in learns) or (bool(of_layer) and trained.isdisjoint(of_layer))
+            trains = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
+            # Those that are not among the trained variables have the position -1, which counts as frozen.
+            places = ([positions.get(id(tensor_variable(each)), -1) for each in of] for of in (learns, trains))
+            found.append((layer, *places))
+        return found
 
-        return [layer for layer, module in self.with_state if is_frozen(layer, module)]
+    @staticmethod
+    def _is_frozen(learns: Sequence[int], trains: Sequence[int], frozen: Collection[int]) -> bool:
+        """Whether a layer that assigns to variables and trains others is frozen, if those at some positions are."""
+        still = {*frozen, -1}
+        return not still.isdisjoint(learns) or (bool(trains) and still.issuperset(trains))
 
     @property
     def metrics_of_layers(self) -> list[Metric]:
@@ -169,26 +201,44 @@ class Network:
         return list({id(variable): variable for variable in found}.values())
 
     @property
-    def owners(self) -> list[list[int]]:
-        """For each variable in `variables.all`, the heads that train it; all heads for those of the encoder."""
-        everyone = list(range(len(self.heads)))
-        of_heads = [[k for k in everyone if i in self.own[k]] for i in range(len(self.variables.heads))]
-        return [*(everyone for _ in self.variables.encoder), *of_heads, *self.learned_by]
+    def encoder_heads(self) -> tuple[int, ...]:
+        """The heads that train the encoder."""
+        return tuple(k for k, head in enumerate(self.heads) if head.trains_encoder)
+
+    @property
+    def groups(self) -> list[tuple[tuple[int, ...], list[int]]]:
+        """The groups of variables that take part in updates together: their heads, and their positions in `variables.all`.
+
+        The first is the encoder's, even if it has no variables. A probe trains no variable of a weighting.
+        """
+        start, end = len(self.variables.encoder), len(self.variables.of_losses)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for i in range(len(self.variables.heads)):
+            heads = tuple(k for k, positions in enumerate(self.own) if i in positions)
+            found.setdefault(heads, []).append(start + i)
+        for i, learners in enumerate(self.learned_by):
+            heads = tuple(k for k in learners if k in self.encoder_heads)
+            found.setdefault(heads, []).append(end + i)
+        return [(self.encoder_heads, list(range(start))), *found.items()]
 
 
-def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
-    """The sum of some losses, float32; None for none."""
-    found = [tf.cast(loss, tf.float32) for loss in losses if loss is not None]
+def sum_of(losses: Sequence[tf.Tensor | None], dtype: tf.DType | None = None) -> tf.Tensor | None:
+    """The sum of some losses, in at least float32, or of a dtype; None for none."""
+    present = [loss for loss in losses if loss is not None]
+    found = [tf.cast(loss, dtype or precision_of([each.dtype for each in present])) for loss in present]
     return tf.add_n(found) if found else None
 
 
 def loss_of_call(module: Layer) -> tf.Tensor | None:
-    """The sum of the losses that the latest call of a module has added, float32; None without any."""
+    """The sum of the losses that the latest call of a module has added; None without any."""
     return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
 
 
-def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
-    """The sum of the losses of weights, float32; None without any. Those of heads alone count if one of them is active."""
+def loss_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor | None = None) -> tf.Tensor | None:
+    """The sum of the losses of weights; None without any.
+
+    Those of heads alone count if one of them is active, the encoder's if it takes part: `encoder`, or None if it does.
+    """
     found = dict[int, tuple[str, Function]]({**losses_of_weights(network.encoder), **network.losses_of_trainer})
     of_encoder, owners = set(found), dict[int, list[int]]()
     for k, head in enumerate(network.heads):
@@ -198,19 +248,20 @@ def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
     values = []
     for key, (name, loss) in found.items():
         value = _scalar(name, loss())
-        if value is not None and key not in of_encoder:
-            value = where(tf.reduce_any(tf.gather(active, owners[key])), value, 0.0)
+        counts = encoder if key in of_encoder else tf.reduce_any(tf.gather(active, owners[key]))
+        if value is not None and counts is not None:
+            value = where(counts, value, 0.0)
         values.append(value)
     return sum_of(values)
 
 
-def gradients_of_weights(network: Network, active: tf.Tensor) -> tuple[tf.Tensor | None, ByOwner]:
+def gradients_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor | None) -> tuple[tf.Tensor | None, ByOwner]:
     """`loss_of_weights` and its gradients, the same on every replica."""
     trained = [i for i in range(len(network.variables.all)) if i not in network.frozen]
     tensors = [tensor_variable(network.variables.all[i]) for i in trained]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(tensors)
-        loss = loss_of_weights(network, active)
+        loss = loss_of_weights(network, active, encoder)
     found = {} if loss is None else dict(zip(trained, tape.gradient(loss, tensors)))
     return loss, network.variables.like([found.get(i) for i in range(len(network.variables.all))])
 

@@ -27,7 +27,7 @@ from multihead.heads._named import sum_of_losses
 class LossGradients(NamedTuple):
     """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none."""
 
-    # `sum_i s_i * loss_i`, a float32 scalar; of losses that layers have added, times the micro-batch's factor
+    # `sum_i s_i * loss_i`, a scalar; of losses that layers have added, times the micro-batch's factor
     value: tf.Tensor | None
     # One dense gradient per floating-point leaf of the representation; of complex numbers, pairs along another axis
     representation: list[tf.Tensor | None]
@@ -82,14 +82,19 @@ class EncoderPass:
         of_each = zip(self._representation.attached, of_leaves)
         pairs = [(leaf, like_complex(gradient, leaf)) for leaf, gradient in of_each if gradient is not None]
         if with_added and self._added_loss is not None:
-            pairs.append((self._added_loss, self._fraction()))
+            pairs.append((self._added_loss, self._fraction_of_encoder()))
         outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
         found = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
         return [found.get(id(tensor)) for tensor in self.network.encoder_tensors]
 
     def _fraction(self) -> tf.Tensor:
         """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
-        return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), tf.float32), self._weights.examples)
+        return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), self._weights.examples.dtype), self._weights.examples)
+
+    def _fraction_of_encoder(self) -> tf.Tensor:
+        """The same for losses that the encoder adds: 0 where the update leaves it out."""
+        fraction, takes_part = self._fraction(), self._weights.participation.encoder
+        return fraction if takes_part is None else where(takes_part, fraction, 0.0)
 
     def _gradients(
         self, tape: tf.GradientTape, losses: Sequence[tf.Tensor], sources: Sequence[Tensor], factors: Sequence[tf.Tensor]
@@ -118,13 +123,14 @@ class HeadsPass(EncoderPass):
 
     def sums(self, *, is_measured: bool) -> Sums:
         """The sums; if the micro-batch `is_measured`, norms show gradients at the representation that are not finite."""
-        broken, of_encoder = [], None if self._added_loss is None else self._added_loss * self._fraction()
+        broken, of_encoder, dtype = [], self._added_loss, self._weights.counts.dtype
+        of_encoder = None if of_encoder is None else tf.cast(of_encoder, dtype) * self._fraction_of_encoder()
         for of_loss, of_added in self._heads:
             found = [*of_added.representation, *of_loss.shared, *of_added.shared]
             found += [] if is_measured else of_loss.representation
             broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
         return Sums(
-            losses=tf.stack([of_loss.value for of_loss, _ in self._heads]),
+            losses=tf.stack([tf.cast(of_loss.value, dtype) for of_loss, _ in self._heads]),
             added_loss=sum_of([of_encoder, *(of_added.value for _, of_added in self._heads)]),
             own=[of_loss.own for of_loss, _ in self._heads],
             added_own=[of_added.own for _, of_added in self._heads],
@@ -138,7 +144,7 @@ class HeadsPass(EncoderPass):
             own, shared = ([None] * len(of[k]) for of in (network.own, network.shared))
             of_loss = LossGradients(tf.constant(0.0), [None] * len(leaves), own, shared)
             return of_loss, of_loss._replace(value=None)
-        if not self._weights.conditional[k]:
+        if not self._weights.participation.conditional[k]:
             return self._head(k, labels)
         real = [as_real(leaf) for leaf in leaves]
         shapes = ([tf.shape(each) for each in of] for of in (real, network.own_tensors(k), network.shared_tensors(k)))
@@ -146,7 +152,7 @@ class HeadsPass(EncoderPass):
         of_loss = LossGradients(scalar, *shapes)
         # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
         both = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
-        condition = runs(network.heads[k], self._weights.active[k], labels)
+        condition = runs(network.heads[k], self._weights.participation.active[k], labels)
         found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(both))
         of_loss, of_added = tf.nest.pack_sequence_as(both, found)
         return of_loss, of_added
@@ -175,11 +181,11 @@ class HeadsPass(EncoderPass):
             )
 
         # Elements without a label have a weight of 0, so that nothing of their loss counts.
-        of_loss = gradients(sum_of_losses(losses, weights), losses, factor * weights)
+        of_loss = gradients(sum_of_losses(losses, weights), losses, tf.cast(factor, weights.dtype) * weights)
         of_added = tf.nest.map_structure(lambda _: None, of_loss)
         if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
             fraction = where(factor > 0, self._fraction(), 0.0)
-            of_added = gradients(added_loss * fraction, added_loss, fraction)
+            of_added = gradients(tf.cast(added_loss, fraction.dtype) * fraction, added_loss, fraction)
         head.update_metrics(labels.in_units, predictions, labels.weights, read)
         reaches_encoder = any(each is not None for each in (*of_loss.representation, *shared))
         if head.reads_floats(representation.nest) and not reaches_encoder:

@@ -13,14 +13,15 @@ from multihead._ground.calls import graph_function
 from multihead._ground.layers import all_layers
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Nested
-from multihead._ground.validation import quoted, stop_unless
+from multihead._ground.validation import quoted
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas
 from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
+from multihead._update.participation import Participation
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import RollBack, Update
-from multihead._update.weights import LossWeights, head_weights_at, meeting_of
+from multihead._update.weights import LossWeights, head_weights_at
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
@@ -30,17 +31,12 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 1. Labels: which elements count, over all batches and replicas.
     read = spec.labels if len(batches) == 1 or tf.executing_eagerly() else graph_function(spec.labels)
     labels = [read(batch) for batch in batches]
-    local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels])
+    local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels], spec.dtype)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
-    head_weights, never_idle = head_weights_at(network.heads, step), _never_idle(spec, batches)
-    active = _checked(_active(spec, head_weights, counts, step), never_idle)
-    known = {
-        "active": active,
-        "meeting": meeting_of(network.heads, active),
-        "conditional": _may_be_idle(spec, batches, never_idle),
-    }
-    known |= {"counts": counts, "examples": examples, "scale": scale, "step": step}
+    head_weights = tf.cast(head_weights_at(network.heads, step), spec.dtype)
+    participation = _participation(spec, batches, head_weights, counts, step)
+    known = {"participation": participation, "counts": counts, "examples": examples, "scale": scale, "step": step}
     weights = LossWeights.of(spec.weighting, head_weights, **known)
 
     # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
@@ -52,8 +48,9 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     own = sums.of_heads(network, losses.factors)
 
     # 4. Regularizers of weights, which have no micro-batches and no replicas.
-    loss_of_weights, of_weights = gradients_of_weights(network, active)
+    loss_of_weights, of_weights = gradients_of_weights(network, participation.active, participation.encoder)
     combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
+    loss_of_weights = None if loss_of_weights is None else replicas.part_of(loss_of_weights)
 
     # 5. What the weighting learns.
     norms = None if combined.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(combined.gramian)), tf.float32)
@@ -66,12 +63,13 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         gradients=found,
         clipped=found,
         step=step,
-        active=active,
-        never_idle=never_idle,
-        broken=Broken.of_gradients(network, found).with_losses(active, sums.losses, sums.broken, norms),
+        participation=participation,
+        broken=Broken.of_gradients(network, found).with_losses(participation.active, sums.losses, sums.broken, norms),
         loss_sums=sums.losses,
-        counts=where(active, local_counts, 0.0),
-        added_loss=sum_of([sums.added_loss, None if loss_of_weights is None else replicas.part_of(loss_of_weights)]),
+        counts=where(participation.active, local_counts, 0.0),
+        added_loss=sum_of(
+            [sums.added_loss, None if loss_of_weights is None else replicas.part_of(loss_of_weights)], spec.dtype
+        ),
         combined=combined,
         norms=seen,
         losses=losses,
@@ -82,19 +80,18 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     )
 
 
-def _active(spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` booleans: which heads are trained."""
-    trainable = head_weights * spec.awake > 0
-    if spec.schedule.always_all:
-        return trainable & (counts > 0)
-    scheduled = spec.schedule.active(step)
-    # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
-    scheduled |= ~tf.reduce_any(scheduled & trainable)
-    return scheduled & trainable & (counts > 0)
+def _participation(
+    spec: UpdateSpec, batches: Sequence[Batch], head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
+) -> Participation:
+    """Who takes part: the heads with labels and a weight above 0 that are not idle, and whose turn it is."""
+    able = tf.minimum(head_weights * tf.cast(spec.awake, spec.dtype), counts) > 0
+    active = able if spec.schedule.always_all else spec.schedule.among(able, step)
+    always = _always(spec, batches)
+    return Participation.of(spec.network, active, always=always, conditional=_conditional(spec, batches, always))
 
 
-def _never_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> tuple[bool, ...]:
-    """For each head, whether it trains in every update, unless none does, so that its state need not be restored.
+def _always(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
+    """For each head, whether it trains in every update, unless none does, so that nothing of it need be restored.
 
     Each element then has a label that counts, as the structure and the dtypes of the batches tell.
     """
@@ -110,31 +107,17 @@ def _never_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> tuple[bool, ...]:
                 has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
                 can_lack = targets.dtype.is_floating or bool(label.ignore_labels)
                 found[k] = has_elements and (name in spec.plan.complete or not can_lack)
-    return tuple(found)
+    return found
 
 
-def _checked(active: tf.Tensor, never_idle: Sequence[bool]) -> tf.Tensor:
-    """Which heads are trained; an error if one of those that never are idle is not, while others are."""
-    places = [k for k, never in enumerate(never_idle) if never]
-    if not places:
-        return active
-    chosen = active if len(places) == len(never_idle) else tf.gather(active, places)
-    message = (
-        "`set_weight` or `set_idle` must be called to make a head idle in `fit`, so that its variables stay as they are. "
-        "Received: a head that became idle in another way. Call `trainer.set_weight(name, 0.0)`, or begin another `fit`."
-    )
-    with tf.control_dependencies(stop_unless(tf.reduce_all(chosen) | ~tf.reduce_any(active), lambda: [message])):
-        return tf.identity(active)
-
-
-def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch], never_idle: Sequence[bool]) -> list[bool]:
+def _conditional(spec: UpdateSpec, batches: Sequence[Batch], always: Sequence[bool]) -> list[bool]:
     """For each head, whether it is computed under a condition, so that nothing of it changes while it is idle."""
     by_schedule = spec.plan.may_be_idle or not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     heads = zip(spec.network.heads, spec.network.stateful)
     in_doubt = [head.loss.has_count or head.takes_labelled_rows for head in spec.network.heads]
     may_be = [by_schedule or head.name in weighted or stateful for head, stateful in heads]
-    return [own or (idle and not never) for idle, never, own in zip(may_be, never_idle, in_doubt)]
+    return [own or (idle and not never) for idle, never, own in zip(may_be, always, in_doubt)]
 
 
 @contextmanager
@@ -151,7 +134,7 @@ def _exchanges_in_words(spec: UpdateSpec) -> Iterator[None]:
             "`strategy` must not have several replicas if a layer exchanges values between them in micro-batches, or in a "
             f"head that may be idle, which is computed under a condition. Received: {replicas.num_replicas()} replicas, "
             f"{spec.num_micro_batches} micro-batches, and the synchronized layers {names}. Use `synchronized=False`, or "
-            "`micro_batches=1` and arrays in which no label is missing, without sample weights and schedules."
+            "`micro_batches=1` and arrays in which no label is missing, without sample weights, schedules and own callbacks."
         ) from error
 
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch
 from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import state_variables
+from multihead._ground.tensors import precision_of
 from multihead._method import Method
 from multihead._update.faults import Faults
 from multihead._update.labels import Labels, Predictions, read_labels, with_counts
@@ -29,8 +31,8 @@ class Plan:
     ranks: str = ""  # of the data, for which Keras's function would otherwise be traced again without any
     labels_are_checked: bool = False  # whether all labels were checked before the first update
     complete: frozenset[str] = frozenset()  # the names of heads none of whose targets mark a missing label
-    heads_stay: bool = False  # whether heads stay awake, with weights above 0
-    may_be_idle: bool = False  # whether heads may be made idle meanwhile, so that idle heads should cost nothing
+    heads_stay: bool = False  # whether heads are awake, with weights above 0, and no code of users runs between updates
+    may_be_idle: bool = False  # whether idle heads should cost nothing, since heads have been made idle
     period: int | None = None  # the number of the period of training; None: the one at the time when the step is traced
     # Pairs of a head's name, and pairs of class and weight, which replace the weights of its classes
     class_weight: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
@@ -84,13 +86,18 @@ class UpdateSpec:
         return max(i for i, rates in enumerate(self.periods) if rates.start <= step)
 
     @property
-    def groups(self) -> list[tuple[list[int], list[tf.Variable]]]:
-        """By the heads that train them: the variables except the encoder's, with their optimizer slots."""
-        found: dict[tuple[int, ...], list[tf.Variable]] = {}
-        everything = zip(self.network.variables.all, self.network.owners, self.slots)
-        for variable, owners, slots in list(everything)[len(self.network.variables.encoder) :]:
-            found.setdefault(tuple(owners), []).extend([tensor_variable(variable), *slots])
-        return [(list(owners), variables) for owners, variables in found.items()]
+    def dtype(self) -> tf.DType:
+        """The precision of loss sums and counts."""
+        return precision_of([each.spec.dtype for each in self.predictions])
+
+    @property
+    def groups(self) -> list[list[tf.Variable]]:
+        """The variables of each of the network's groups, with their optimizer slots."""
+        everything = self.network.variables.all
+        return [
+            [each for i in positions for each in (tensor_variable(everything[i]), *self.slots[i])]
+            for _, positions in self.network.groups
+        ]
 
     @property
     def methods(self) -> list[Method]:
@@ -105,8 +112,14 @@ class UpdateSpec:
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that computing an update may change, and that are restored if the update is skipped."""
-        of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
         heads = (*self.network.heads, *self.network.measured)
         metrics = [metric for head in heads for metric in head.metrics or []]
-        of_metrics = [variable for metric in metrics for variable in metric.variables]
-        return [*(tensor_variable(variable) for variable in (*of_methods, *of_metrics)), *self.network.state]
+        of_metrics = [tensor_variable(variable) for metric in metrics for variable in metric.variables]
+        found = [*self.state_of_encoder, *of_metrics, *self.network.state]
+        return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def state_of_encoder(self) -> list[tf.Variable]:
+        """Those of them that are restored if the update leaves the encoder out: the encoder's own, and the methods'."""
+        of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
+        return [*map(tensor_variable, of_methods), *state_variables(self.network.encoder)]

@@ -12,6 +12,7 @@ from multihead._ground.types import Gradient
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner
+from multihead._update.participation import Participation
 from multihead._update.representation import Rows, cosines_of
 from multihead._update.weights import Losses
 from multihead.rates import Rates
@@ -75,13 +76,10 @@ class Change:
     gradients: ByOwner  # the gradients, reduced over replicas, without loss scaling
     clipped: ByOwner  # the same after clipping; before it, `gradients`
     step: tf.Tensor  # the number of updates applied before this one, an int64 scalar
-    active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
+    participation: Participation  # which heads and groups of variables the update trains
     broken: Broken  # which losses and gradients are not finite
     # Restores the state that computing the update has changed, if it is skipped
     roll_back: RollBack = field(default_factory=RollBack)
-    without_heads: bool = False  # whether it is applied even if no head is active: gradients of the encoder alone
-    # For each head, whether every update that is applied trains it; empty if that is not known
-    never_idle: tuple[bool, ...] = ()
     # The floating-point tensors of this replica's inputs, and those of its labels and their weights, if known
     data: tuple[list[tf.Tensor], list[tf.Tensor]] = ([], [])
 

@@ -195,9 +195,9 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor)
     """`[num_heads]` coefficients of the heads' weighted gradients, from their inner products; 0 for idle heads."""
     meeting = losses.given.meeting
     if balancer is None:
-        return tf.cast(meeting, tf.float32)
+        return tf.cast(meeting, losses.given.counts.dtype)
     used = balancer.used(step=losses.given.step, losses=lambda: losses.means)
-    return where(meeting, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
+    return where(meeting, tf.cast(balancer.coefficients(products, **used), losses.given.counts.dtype), 0.0)
 
 
 def combine_matrices(

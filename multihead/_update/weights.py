@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.tensors import where
+from multihead._ground.tensors import precision_of, where
 from multihead._ground.validation import quoted
+from multihead._update.participation import Participation
 from multihead.heads._named import NamedHead
 from multihead.weighting import Weighting
 
 
 def head_weights_at(heads: Sequence[NamedHead], step: tf.Tensor) -> tf.Tensor:
     """`[num_heads]`: the weights of the heads after `step` updates, before the weighting."""
-    weights = tf.stack([head.weight_at(step) for head in heads])
+    weights = [head.weight_at(step) for head in heads]
+    dtype = precision_of([each.dtype for each in weights])
+    weights = tf.stack([tf.cast(each, dtype) for each in weights])
     if not any(head.has_weight_function for head in heads):
         return weights
     message = f"`weight` of a head must be at least 0 at every step; the heads are {quoted(head.name for head in heads)}"
@@ -30,23 +33,20 @@ def depends_on_losses(weighting: Weighting | None) -> bool:
     return weighting is not None and "losses" in weighting.uses
 
 
-def meeting_of(heads: Sequence[NamedHead], active: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` booleans: which active heads train the encoder, and so meet there; the methods see no others."""
-    return active if all(head.trains_encoder for head in heads) else active & [head.trains_encoder for head in heads]
-
-
 def weigh(
-    weighting: Weighting, losses: tf.Tensor, *, active: tf.Tensor, meeting: tf.Tensor, step: tf.Tensor
+    weighting: Weighting, losses: tf.Tensor, participation: Participation, step: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The weights by a weighting, `[num_heads]`, and the total loss, from the losses times the weights of the heads.
 
-    Active heads that do not meet at the encoder count as they are.
+    Active heads that do not train the encoder count as they are.
     """
-    factors, total = weighting.weigh(losses, meeting, **weighting.used(step=step))
-    if meeting is active:
+    active, at_encoder = participation.active, participation.at_encoder
+    found = weighting.weigh(tf.cast(losses, tf.float32), at_encoder, **weighting.used(step=step))  # as its variables are
+    factors, total = (tf.cast(each, losses.dtype) for each in found)
+    if at_encoder is active:
         return factors, total
-    others = active & ~meeting
-    return factors + tf.cast(others, tf.float32), total + tf.reduce_sum(where(others, losses, 0.0))
+    others = active & ~at_encoder
+    return factors + tf.cast(others, losses.dtype), total + tf.reduce_sum(where(others, losses, 0.0))
 
 
 class LossWeights(NamedTuple):
@@ -58,12 +58,10 @@ class LossWeights(NamedTuple):
 
     weighting: Weighting | None  # None for a weighted sum
     step: tf.Tensor  # the number of updates applied so far, an int64 scalar
-    active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
-    meeting: tf.Tensor  # `[num_heads]` booleans: which of these train the encoder
+    participation: Participation  # which heads the update trains
     counts: tf.Tensor  # `[num_heads]` counts of labelled elements in the whole update, over all replicas
     examples: tf.Tensor  # the number of examples in the whole update, over all replicas, float32
     scale: tf.Tensor | None  # the factor of loss scaling, or None
-    conditional: Sequence[bool]  # for each head, whether it is computed only if it is active
     of_heads: tf.Tensor  # `[num_heads]`: the weights of the heads at this step
     fixed: tf.Tensor  # `[num_heads]`: the fixed factor; 0 for an idle head
     # `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied
@@ -72,12 +70,16 @@ class LossWeights(NamedTuple):
     @classmethod
     def of(cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, **known: Any) -> LossWeights:
         """The weights at a step; the arguments are the attributes."""
-        fixed = where(known["active"], of_heads, 0.0)
+        fixed = where(known["participation"].active, of_heads, 0.0)
         if weighting is not None and not depends_on_losses(weighting):
-            heads = {name: known[name] for name in ("active", "meeting", "step")}
-            fixed *= weigh(weighting, tf.zeros_like(of_heads), **heads)[0]
+            fixed *= weigh(weighting, tf.zeros_like(of_heads), known["participation"], known["step"])[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
         return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
+
+    @property
+    def meeting(self) -> tf.Tensor:
+        """`[num_heads]` booleans: which active heads train the encoder, and so are combined there."""
+        return self.participation.at_encoder
 
 
 class Losses:
@@ -97,8 +99,7 @@ class Losses:
             self.total, self.weights = tf.reduce_sum(given.per_element * sums), given.fixed
             return
         self.regularizer = given.weighting.regularizer(given.meeting)  # now: an update changes what it reads
-        known = {"active": given.active, "meeting": given.meeting, "step": given.step}
-        self._by_weighting, total = weigh(given.weighting, self.weighted, **known)
+        self._by_weighting, total = weigh(given.weighting, self.weighted, given.participation, given.step)
         self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
         self.factors = self._by_weighting if depends_on_losses(given.weighting) else None
 
@@ -110,16 +111,17 @@ class Losses:
     @cached_property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return where(self.given.active, self.given.of_heads * self.means, 0.0)
+        return where(self.given.participation.active, self.given.of_heads * self.means, 0.0)
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""
         weighting = self.given.weighting
         if weighting is None:
             return []
-        norms = None if norms is None else tf.math.divide_no_nan(norms, self._by_weighting)
-        return list(weighting.gradients(self.weighted, norms, self.given.meeting, **weighting.used(step=self.given.step)))
+        losses, factors = (tf.cast(each, tf.float32) for each in (self.weighted, self._by_weighting))
+        norms = None if norms is None else tf.math.divide_no_nan(norms, factors)
+        return list(weighting.gradients(losses, norms, self.given.meeting, **weighting.used(step=self.given.step)))
 
     def times_factors(self, coefficients: tf.Tensor) -> tf.Tensor:
         """`[num_heads]` coefficients times the loss-dependent factors, if there are any."""
-        return coefficients if self.factors is None else coefficients * self.factors
+        return coefficients if self.factors is None else coefficients * tf.cast(self.factors, coefficients.dtype)

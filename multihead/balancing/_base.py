@@ -52,7 +52,9 @@ class Balancer(Method):
     norms_only: bool = False
     lags: bool = False
     sizes: tuple[int | None, ...] = ()
+    _built_heads: int = 0
     _may_use = ("gradients", "step", "losses")
+    _argument = "balancer"
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
@@ -65,15 +67,22 @@ class Balancer(Method):
                 also accept a list with one such shape per gradient tensor.
 
         Raises:
-            ValueError: There is no head, or there are more heads than the method supports.
+            ValueError: There is no head, there are more heads than the method supports, or it has state for others.
         """
+        shapes = [tuple(shape) for shape in input_shape] if isinstance(input_shape[0], (tuple, list)) else [input_shape]
+        num_heads, sizes = int(shapes[0][0]), tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
+        self._check_num_heads(num_heads)
+        if self.built and self.variables:
+            has_gradients = "gradients" in self.uses
+            if num_heads != self._built_heads or (has_gradients and sizes != self.sizes):
+                raise ValueError(
+                    f"`balancer` has state for {self._built_heads} heads and gradients of the sizes {list(self.sizes)}. "
+                    f"Received: {num_heads} heads and gradients of the sizes {list(sizes)}. Create a new one."
+                )
+            return
+        self.sizes, self._built_heads = sizes, num_heads
         if self.built:
             return
-        shapes = [tuple(shape) for shape in input_shape] if isinstance(input_shape[0], (tuple, list)) else [input_shape]
-        num_heads = int(shapes[0][0])
-        self._check_num_heads(num_heads)
-        self.sizes = tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
-        self._built_heads = num_heads
         super().build((num_heads, None))
         self._built_for.value = input_shape
 

@@ -21,7 +21,7 @@ from multihead._display.runs import read_ledger
 from multihead._ground.replicas import is_chief
 from multihead._ground.types import Config, Given, Logs
 from multihead._ground.validation import check_positive_whole
-from multihead._runs.snapshot import replace_text
+from multihead._runs.snapshot import free_path, replace_text
 
 
 class PerUpdate(keras.callbacks.Callback):
@@ -125,8 +125,9 @@ class UpdateLogger(PerUpdate):
 
     Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
     length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint, a file that
-    exists is continued, too: lines of updates after the trainer's current step are dropped first, and a run from step 0
-    starts over.
+    exists is continued, too, if the trainer has made all of its updates. A file with lines of later updates, as a run from
+    step 0 may find it, gets another name, which a warning tells, and the new file begins with its lines up to the trainer's
+    step: no line is lost.
     `python -m multihead plot run.jsonl` draws the statistics, and `multihead.plots.read` reads them.
 
     Args:
@@ -166,10 +167,24 @@ class UpdateLogger(PerUpdate):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if place is not None and size >= place:
                 os.truncate(self.path, place)
-            elif self.path.exists():  # without the lines of later updates
-                lines = [line for line in read_ledger(self.path) if line["step"] <= self._step and self._step > 0]
-                replace_text(self.path, "".join(map(_as_text, lines)))
+            elif self.path.exists():
+                self._continue()
             self.path.touch()
+
+    def _continue(self) -> None:
+        """Continues a file of earlier updates; one with those of another run, or later ones, is kept under another name."""
+        lines = read_ledger(self.path)
+        kept = [line for line in lines if line["step"] <= self._step and self._step > 0]
+        if len(kept) < len(lines):
+            earlier = free_path(self.path)
+            os.replace(self.path, earlier)
+            warnings.warn(
+                f"`path` must have no lines of updates after number {self._step}, where this run begins. Received: "
+                f"{self.path}. It is called {earlier.name} from now on. Choose another file for each run.",
+                UserWarning,
+                stacklevel=2,
+            )
+        replace_text(self.path, "".join(map(_as_text, kept)))
 
     def get_run_state(self) -> Config:
         """Called by `Checkpoint`: with the length of the file, which is on the disk."""

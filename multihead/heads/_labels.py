@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import as_is
-from multihead._ground.tensors import in_xla, where
+from multihead._ground.tensors import in_xla, precision_of, where
 from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_dense, is_number, stop_unless
 from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
@@ -35,14 +35,14 @@ def mask_missing(
     check: bool = True,
     complete: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The targets, 0 where there is no label, and weights, float32, of the shape of the loss's values, 0 there, too.
+    """The targets, 0 where there is no label, and weights of the shape of the loss's values, 0 there, too.
 
     Replacing labels before the loss is called keeps NaN, and labels that are not classes, out of every gradient. `mask` is
     the Keras mask of the predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise
     an error; compiled by XLA, which cannot raise errors, their weight is infinite, so that the update is not applied. With
     `complete`, no target marks a missing label.
     """
-    rank = check_specs(spec, targets, predictions)
+    rank, dtype = check_specs(spec, targets, predictions), precision_of([predictions.dtype])
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
     lacking = None if complete else missing(spec, seen)
     inner = list(range(rank, seen.shape.rank))
@@ -54,19 +54,19 @@ def mask_missing(
         considered = _spread(mask, seen, rank, f"The Keras mask of the predictions of head {spec.name!r}")
     if sample_weight is not None:
         check_dense(f"`sample_weights[{spec.name!r}]`", sample_weight)
-        given = _spread(tf.cast(_copy(sample_weight), tf.float32), seen, rank, f"`sample_weights[{spec.name!r}]`")
+        given = _spread(tf.cast(_copy(sample_weight), dtype), seen, rank, f"`sample_weights[{spec.name!r}]`")
         considered = both(considered, given != 0)  # NaN is not 0
     problems = find_problems(spec, seen, rank, lacking, considered, given, predictions) if check else []
     counted = both(labelled, considered if given is None else both(considered, given > 0))
     if counted is None:
-        weights = tf.ones(sizes(seen, rank))
+        weights = tf.ones(sizes(seen, rank), dtype)
     elif given is None or spec.loss.is_total:
-        weights = tf.cast(counted, tf.float32)
+        weights = tf.cast(counted, dtype)
     else:
         weights = where(counted, given, 0.0)
     if spec.class_weight is not None:
         clean = seen if lacking is None else where(lacking, tf.zeros_like(seen), seen)
-        weights *= weights_of_classes(spec.class_weight, clean, rank)
+        weights *= tf.cast(weights_of_classes(spec.class_weight, clean, rank), dtype)
     is_plain = given is None and spec.class_weight is None and not (problems and in_xla())
     weights = _checked(weights, problems)
     # Values that do not count, NaN included, are replaced before the loss is called.

@@ -103,7 +103,7 @@ class NamedHead:
             return given
         with tf.init_scope():
             present = float(tf.convert_to_tensor(self.weight_variable))
-        return given if np.float32(given) == present else present
+        return given if given == present or np.float32(given) == present else present
 
     @property
     def takes_labelled_rows(self) -> bool:
@@ -149,7 +149,7 @@ class NamedHead:
         }
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
-        """The head's weight at a step, the number of updates applied so far; a float32 scalar."""
+        """The head's weight at a step, the number of updates applied so far; a scalar in at least float32."""
         if self.weight_variable is not None:
             return tensor_variable(self.weight_variable).read_value()
         return weight_at(self._value.weight, step, self.name)
@@ -215,17 +215,17 @@ class NamedHead:
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, **options)
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The loss of each element (or labelled row, or their sum) and the elements' weights, float32."""
+        """The loss of each element (or labelled row, or their sum) and the elements' weights, in at least float32."""
         seen, predictions, weights = self._seen(targets, predictions, weights)
         values = _like(weights, self.loss.values(seen, predictions), self.loss)
         if self.loss.is_total:
-            weights = tf.ones([])
+            weights = tf.ones([], values.dtype)
         if self.checks_range:
             values = with_checked_range(values, self.name, self.loss, predictions)
         return values, weights
 
     def count(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """The denominator of the loss, a float32 scalar; the arguments are those of `losses`."""
+        """The denominator of the loss, a scalar; the arguments are those of `losses`."""
         if not self.loss.has_count:
             return tf.reduce_sum(weights)
         seen, predictions, weights = self._seen(targets, predictions, weights)

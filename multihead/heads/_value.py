@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead import losses, scaling
 from multihead._ground.calls import call_users
 from multihead._ground.layers import check_initialized
+from multihead._ground.tensors import precision_of
 from multihead._ground.types import Layer, Loss, Metric, Tensor
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
@@ -193,7 +194,7 @@ def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
     except (ValueError, TypeError):
         result = tf.constant("")
     if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
-        return tf.cast(result, tf.float32)
+        return tf.cast(result, precision_of([result.dtype]))
     raise ValueError(
         f"`weight` of head {name!r} must give one number at each update. Received: {weight!r} from {given!r}. Return a "
         "number or a scalar tensor."

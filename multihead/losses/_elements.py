@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._ground.calls import are_probabilities, call_users, graph_function, keras_mask, targets_for_loss, with_logits
 from multihead._ground.keras import options_of
 from multihead._ground.layers import check_initialized
-from multihead._ground.tensors import unchecked, where
+from multihead._ground.tensors import precision_of, unchecked, where
 from multihead._ground.types import Config, Function, Loss, Tensor
 from multihead._ground.validation import in_short
 from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, known, of_keras, with_columns
@@ -174,7 +174,7 @@ class ElementLoss:
         return max(int(values.shape.rank), 1)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
+        """The loss of each element: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
 
         If the loss gives one number for all rows, it is their sum.
         """
@@ -185,7 +185,7 @@ class ElementLoss:
         return tf.expand_dims(values, -1) if self.over == ELEMENTS and values.shape.rank < rank else values
 
     def terms(self, targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Sums and counts, float32; for counts of 1, None. A `ValueError` if they do not have the shape of elements."""
+        """Sums and counts; for counts of 1, None. A `ValueError` if they do not have the shape of elements."""
         predictions = tf.convert_to_tensor(predictions)
         if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
             predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
@@ -220,9 +220,10 @@ class ElementLoss:
                 "the trainer sums, counts and divides. A loss with a denominator of its own returns a sum and a count, of "
                 "the same shape; for one that compares the rows of a batch, pass `couples_rows=True` to `add_head`."
             )
-        values, counts = tf.cast(values, tf.float32), [tf.cast(each, tf.float32) for each in counts]
+        dtype = precision_of([predictions.dtype])
+        values, counts = tf.cast(values, dtype), [tf.cast(each, dtype) for each in counts]
         if is_one and not counts:  # the mean over the rows
-            values *= tf.cast(tf.shape(predictions)[0], tf.float32)
+            values *= tf.cast(tf.shape(predictions)[0], dtype)
         elif self.couples_rows and self.known is None and rank > 1:  # only rows as a whole have labels
             reduce = tf.reduce_sum if counts else tf.reduce_mean
             values, *counts = (reduce(each, axis=list(range(1, rank))) for each in (values, *counts))

@@ -16,7 +16,8 @@ batches and replicas, and without loss scaling.
 
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
-`ReduceLROnPlateau`), and NaN never is. In training, skipped updates count in no metric; in evaluation, a loss that is not
+`ReduceLROnPlateau`), and NaN never is. Only within an epoch, the total of batches without labels is 0, so that
+`TerminateOnNaN` goes on. In training, skipped updates count in no metric; in evaluation, a loss that is not
 finite shows as such. `skipped_updates` is logged even if it is 0: Keras's `CSVLogger` has the columns of the first epoch.
 """
 
@@ -63,7 +64,7 @@ class Statistic(NamedTuple):
 
     def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of each value, float32, and for which of them the update counts."""
-        found, active = self.value(update), update.active
+        found, active = self.value(update), update.participation.active
         number = {"update": 1, "head": active.shape[0], "pair": len(pairs)}[self.per]
         if found is None or not number:
             return tf.zeros([number]), tf.zeros([number], tf.bool)
@@ -86,7 +87,7 @@ def names_of(name: str, per: str, heads: Sequence[str], pairs: Sequence[tuple[in
 def _shares(update: Update) -> tf.Tensor | None:
     if update.norms is None:
         return None
-    contributions = tf.abs(update.combined.coefficients) * update.norms
+    contributions = tf.abs(tf.cast(update.combined.coefficients, update.norms.dtype)) * update.norms
     return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
 
 

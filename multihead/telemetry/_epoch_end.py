@@ -28,7 +28,7 @@ def _report(faults: Faults) -> str | None:
         )
     were = "was" if skipped == 1 else "were"
     if skipped and not is_fault:
-        return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
+        return f"{skipped} of the epoch's updates {were} skipped because no head had labels."
     if skipped:
         cause, place, remedy = faults.described()
         reason = f"because a loss or gradient was not finite, the last one {place}"
@@ -37,25 +37,16 @@ def _report(faults: Faults) -> str | None:
 
 
 class EpochEnd(keras.callbacks.Callback):
-    """Before other callbacks see the end of an epoch, warns of skipped updates and calls `end_epoch` of the weighting.
+    """Before other callbacks see the end of an epoch, warns of skipped updates and calls `end_epoch` of the weighting."""
 
-    `counts` says whether each step is known to count its batches in the metrics.
-    """
-
-    def __init__(self, others: Iterable[Callback], counts: bool) -> None:
+    def __init__(self, others: Iterable[Callback]) -> None:
         super().__init__()
-        self._others, self._counts = others, counts
-        self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
+        self._others = others
+        self._calls = 0  # of the step before this epoch
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
-        self._seen = None
-
-    def on_test_begin(self, logs: Logs = None) -> None:
-        """Called by Keras before a validation, which resets the metrics."""
-        metrics = self.model.log_metrics
-        if metrics is not None and self._seen is None:
-            self._seen = int(tf.convert_to_tensor(metrics.batches)), _report(self.model.update_spec.faults)
+        self._calls = self._calls_so_far()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
@@ -63,16 +54,20 @@ class EpochEnd(keras.callbacks.Callback):
             best = getattr(callback, "best", None)
             if isinstance(best, numbers.Real) and math.isnan(best):
                 callback.best = None
-        self.on_test_begin()
-        if self._seen is None:
+        metrics = self.model.log_metrics
+        if metrics is None:
             return
-        number, text = self._seen
-        if not number and self._counts:
+        # A run that continues after the last batch of an epoch makes no step in it, and a callback may reset the metrics.
+        if self._calls == self._calls_so_far() and not int(tf.convert_to_tensor(metrics.batches)):
             raise ValueError(
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
                 "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
             )
+        text = _report(self.model.update_spec.faults)
         if self.model.weighting is not None:
             self.model.weighting.end_epoch()
         if text is not None:
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
+
+    def _calls_so_far(self) -> int:
+        return int(getattr(self.model.train_function, "calls", 0))

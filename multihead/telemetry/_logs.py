@@ -15,7 +15,6 @@ from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Given, Metric, Tensor
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
-from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
 from multihead.telemetry import LEVELS, LOSSES, STATISTICS, names_of
 
@@ -41,11 +40,11 @@ class Sums(keras.metrics.Metric):
         latest: `[updates, columns]`: the statistics of the latest updates; NaN for missing values.
     """
 
-    def __init__(self, logs: LogMetrics, num_sums: int, num_averages: int, latest: tuple[int, int]) -> None:
+    def __init__(self, logs: LogMetrics, num_sums: int, num_averages: int, latest: tuple[int, int], dtype: str) -> None:
         super().__init__(name="loss", dtype="float32")
         self._logs = Untracked(logs)
         options: Given = {"initializer": "zeros", "dtype": "float32"}
-        self.sums = self.add_weight(name="sums", shape=(2 * num_sums,), **options)
+        self.sums = self.add_weight(name="sums", shape=(2 * num_sums,), initializer="zeros", dtype=dtype)
         if latest[1]:
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
             self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
@@ -57,13 +56,14 @@ class Sums(keras.metrics.Metric):
 
     def reset_state(self) -> None:
         """Resets all sums to zero, and the counts of batches and of updates that are not finite."""
-        self.sums.assign(tf.zeros(self.sums.shape))
+        self.sums.assign(tf.zeros(self.sums.shape, self.sums.dtype))
         self._logs.value.batches.assign(0)
         self._logs.value.spec.faults.reset_epoch()
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        return self._logs.value.read()[0]
+        total, exist, *_ = self._logs.value.read()
+        return where(exist[ADDED_LOSS], total, float("nan"))
 
 
 class LogMetrics:
@@ -95,8 +95,11 @@ class LogMetrics:
         self._num_statistics = len(names)
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self._keys: list[Key] = [*losses, *names, ADDED_LOSS, "total", *weighted]
-        self.sums = Sums(self, len(self._keys), len(self.averaged), (latest, len(self.columns)))
+        shape, dtype = (latest, len(self.columns)), spec.dtype.name
+        self.sums = Sums(self, len(self._keys), len(self.averaged), shape, dtype)
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
+        # Of the heads, in the total loss of an evaluation.
+        self.weights = first_replica_variable(tf.ones([len(heads)], spec.dtype))
         self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
         self._adds_losses |= bool(spec.network.losses_of_trainer)
         self._names_in_logs: list[str] | None = None
@@ -120,7 +123,7 @@ class LogMetrics:
     @property
     def counters(self) -> list[tf.Variable]:
         """The variables that count batches and updates, which are no weights of the metrics."""
-        return [self.batches, *([self.recorded] if self.columns else [])]
+        return [self.batches, self.weights, *([self.recorded] if self.columns else [])]
 
     def count_batches(self, number: int) -> tf.Tensor:
         """Counts batches; the position in the epoch of the first of them, from 0."""
@@ -165,9 +168,10 @@ class LogMetrics:
         `examples`, the losses that layers add and the total of a weighting.
         """
         sums, weighted, counts = losses
-        values = [sums, *statistics[0], tf.convert_to_tensor(of_examples), weighted]
+        dtype = self.spec.dtype
+        values = [sums, *statistics[0], tf.convert_to_tensor(of_examples, dtype), weighted]
         numbers = [counts, *statistics[1], tf.fill([2], examples), counts]
-        tensor_variable(self.sums.sums).assign_add(tf.concat([*values, *numbers], axis=0))
+        tensor_variable(self.sums.sums).assign_add(tf.concat([tf.cast(each, dtype) for each in (*values, *numbers)], axis=0))
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
@@ -214,20 +218,26 @@ class LogMetrics:
 
         The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
         updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
-        `r` that layers add. A weighting has its own total in place of the first sum. It is NaN if nothing was added.
+        `r` that layers add. A weighting has its own total in place of the first sum.
         """
         sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums.sums)), 2)
         exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
         vectors = exist, means, where(exist, means, float("nan")), sums
         exist, means, known, sums = (dict(zip(self._keys, tf.unstack(vector))) for vector in vectors)
         total = tf.add_n([*(means["weighted", head.name] for head in self.heads), means[ADDED_LOSS], means["total"]])
-        return where(exist[ADDED_LOSS], total, float("nan")), exist, means, known, sums
+        return total, exist, means, known, sums
 
     @unchecked()
-    def training_logs(self) -> dict[str, Tensor]:
-        """All statistics of the epoch so far."""
+    def training_logs(self, *, at_end: bool = False) -> dict[str, Tensor]:
+        """All statistics of the epoch so far, or `at_end`.
+
+        Before the end, the loss of updates without any label is 0, not NaN, at which `TerminateOnNaN` would stop.
+        """
         total, exist, means, known, sums = self.read()
-        logs: dict[str, Tensor] = {"loss": total, **({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {})}
+        skipped, _, faults = tf.unstack(self.spec.faults.numbers_of_epoch.read_value())
+        is_known = exist[ADDED_LOSS] if at_end else exist[ADDED_LOSS] | tf.equal(faults, 0)
+        loss = where(is_known, total, float("nan"))
+        logs: dict[str, Tensor] = {"loss": loss, **({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {})}
         for head in self.heads:
             logs.update(_head_logs(head, known["loss", head.name], exist["loss", head.name]))
         for head in self.measured:
@@ -243,27 +253,31 @@ class LogMetrics:
             averages = tf.unstack(where(numbers > 0, values, float("nan")))
             logs.update({f"{name}_average": value for name, value in zip(self.averaged, averages)})
         logs.update({name: value for name, value in self._results_of_layers().items() if name not in logs})
-        logs["skipped_updates"] = tf.cast(tf.unstack(self.spec.faults.numbers_of_epoch.read_value())[0], tf.float32)
+        logs["skipped_updates"] = tf.cast(skipped, tf.float32)
         return logs
 
     @unchecked()
-    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Tensor]:
-        """The statistics of an evaluation after `step` updates, of the heads that are present; weights are `[num_heads]`."""
+    def evaluation_logs(self, present: Sequence[str]) -> dict[str, Tensor]:
+        """The statistics of an evaluation, of the heads that are present.
+
+        The total loss is `sum_k w_k * L_k`, with the constant `weights`, so that those of two epochs can be compared.
+        """
         _, exist, means, known, _ = self.read()
         keys, logs = [("loss", head.name) for head in self.heads], dict[str, Tensor]()
         for key, head in zip(keys, self.heads):
             logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
         for head in self.measured:
             logs.update(_results(head) if head.name in present else {})
+        weights = self.weights.read_value()
         active = tf.stack([exist[key] for key in keys]) & (weights > 0)
-        losses = where(active, weights * tf.stack([known[key] for key in keys]), 0.0)
-        if self.spec.weighting is None:
-            total = tf.reduce_sum(losses)
-        else:
-            total = weigh(self.spec.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
+        total = tf.reduce_sum(where(active, weights * tf.stack([known[key] for key in keys]), 0.0))
         added = {ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}
         loss = or_nan(total + means[ADDED_LOSS], tf.reduce_any(active))
         return {**self._results_of_layers(), "loss": loss, **added, **logs}
+
+    def take_weights(self, heads: Sequence[NamedHead]) -> None:
+        """Takes the present weights of heads for the total loss of evaluations; functions of the step count 1."""
+        self.weights.assign([1.0 if head.has_weight_function else head.weight for head in heads])
 
     def names(self) -> list[str]:
         """The names of all statistics of an epoch."""

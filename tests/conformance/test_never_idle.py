@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer
+from multihead import MultiHeadTrainer, callbacks
 from tests.helpers import tiny
+from tests.helpers.plans import plans_of, record_plans
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype("float32")
@@ -120,14 +121,53 @@ def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
     assert same(before, state_of(trainer, "size"))
 
 
-def test_a_weight_of_0_that_nobody_was_told_of_is_an_error():
+def of_other_file(trainer, path):
+    other = trainer_of()
+    fit(other)
+    other.set_weight("size", 0.0)
+    other.save_weights(path)
+
+
+UNTOLD = {
+    "a variable is assigned": lambda trainer, path: trainer.head_weights.by_head["size"].assign(0.0),
+    "weights are loaded": lambda trainer, path: trainer.load_weights(path),
+    "weights are set": lambda trainer, path: trainer.head_weights.set_weights([np.array(1.0), np.array(0.0)]),
+    "heads are idle by their variable": lambda trainer, path: trainer.update_spec.awake.assign([1.0, 0.0]),
+}
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("way", UNTOLD)
+def test_nobody_has_to_be_told_how_a_head_becomes_idle(way, tmp_path):
+    trainer, path = trainer_of(), tmp_path / "of.weights.h5"
+    of_other_file(trainer, path)
+    at = At(batch_1=lambda t: UNTOLD[way](t, path))
+    at.states, x = [], np.tile(X, (2, 1))
+    trainer.fit(x, {n: np.concatenate([v, v]) for n, v in Y.items()}, batch_size=4, verbose=0, callbacks=[at])
+    changes = [not same(one, other) for one, other in zip(at.states, at.states[1:])]
+    assert changes[0] and changes[2:] == [False, False, False]
+
+
+class Plain(keras.callbacks.Callback):
+    """A callback that does nothing, as far as anybody knows."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "relies"),
+    [
+        (keras.callbacks.CSVLogger, True),
+        (callbacks.UpdateLogger, True),
+        (lambda path: keras.callbacks.EarlyStopping("loss"), True),
+        (lambda path: Plain(), False),
+        (lambda path: keras.callbacks.LambdaCallback(), False),
+        (lambda path: keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), False),
+    ],
+)
+def test_steps_rely_on_heads_only_where_no_code_of_users_runs_between_updates(callback, relies, tmp_path):
     trainer = trainer_of()
-    at = At(batch_1=lambda t: t.head_weights.by_head["size"].assign(0.0))
-    with pytest.raises(ValueError, match="`set_weight` or `set_idle` must be called to make a head idle in `fit`"):
-        fit(trainer, callbacks=[at])
-    assert same(at.states[-1], state_of(trainer, "size"))
-    fit(trainer)
-    assert same(at.states[-1], state_of(trainer, "size"))
+    record_plans(trainer)
+    fit(trainer, callbacks=[callback(str(tmp_path / "file"))])
+    assert {plan.heads_stay for plan in plans_of(trainer)} == {relies}
 
 
 @pytest.mark.first_cases(1)

@@ -68,15 +68,15 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (62, 80, 22, 39, 242, 128, 88, 78, 21, 1, 39),
-    "without statistics": (62, 80, 17, 30, 242, 128, 85, 40, 15, 1, 37),
-    "all statistics": (62, 80, 22, 103, 242, 184, 88, 144, 36, 1, 41),
-    "UPGrad": (62, 80, 22, 206, 242, 128, 88, 78, 23, 1, 39),
-    "UPGrad at the parameters": (62, 83, 22, 229, 242, 128, 88, 78, 23, 1, 39),
-    "micro-batches": (162, 110, 22, 142, 242, 128, 88, 78, 152, 3, 39),
-    "labels checked before": (19, 80, 22, 39, 242, 128, 88, 78, 21, 1, 39),
-    "fit on arrays": (17, 80, 29, 39, 254, 68, 88, 78, 21, 1, 27),
-    "fit on arrays, without statistics": (17, 80, 24, 30, 254, 68, 85, 40, 15, 1, 25),
+    "plain": (62, 80, 23, 39, 242, 124, 86, 81, 21, 1, 38),
+    "without statistics": (62, 80, 18, 30, 242, 124, 83, 43, 15, 1, 36),
+    "all statistics": (62, 80, 23, 103, 242, 180, 86, 147, 36, 1, 40),
+    "UPGrad": (62, 80, 23, 206, 242, 124, 86, 81, 23, 1, 38),
+    "UPGrad at the parameters": (62, 83, 23, 229, 242, 124, 86, 81, 23, 1, 38),
+    "micro-batches": (162, 110, 23, 142, 242, 124, 86, 81, 152, 3, 38),
+    "labels checked before": (19, 80, 23, 39, 242, 124, 86, 81, 21, 1, 38),
+    "fit on arrays": (15, 80, 23, 39, 254, 60, 86, 81, 21, 1, 26),
+    "fit on arrays, without statistics": (15, 80, 18, 30, 254, 60, 83, 43, 15, 1, 24),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.
 

@@ -63,9 +63,11 @@ def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_p
         file.write('{"step": 6, "lo')  # a line that the crash cut off
     fit(trainer(), UpdateLogger(path), keras.callbacks.BackupAndRestore(backup))
     assert path.read_text(encoding="utf-8") == whole.read_text(encoding="utf-8")
-    # The same trainer goes on where it is, and a new run starts over.
-    fit(trainer(), UpdateLogger(path), epochs=1)
+    # Another run has a file of its own, and the one before keeps its lines.
+    with pytest.warns(UserWarning, match="no lines of updates after number 0.*It is called run.1.jsonl from now on"):
+        fit(trainer(), UpdateLogger(path), epochs=1)
     assert [line["step"] for line in lines_of(path)] == [1, 2, 3]
+    assert path.with_name("run.1.jsonl").read_text(encoding="utf-8") == whole.read_text(encoding="utf-8")
 
 
 def test_lines_tensorboard_and_logs_show_the_same_statistics(tmp_path):

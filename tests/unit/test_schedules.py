@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -32,6 +34,79 @@ def test_sample_repeats_by_seed_and_keeps_its_turns():
     assert (active.sum(1) == 1).all()
     assert abs(active[:, 0].mean() - 0.25) < 0.04  # over four standard deviations
     assert (active != drawn(schedules.Sample({"price": 1, "reply": 3}, seed=6), 2000)).any()
+
+
+NAMES = ("a", "b", "c")
+TURNS = {"b": 2, "a": 1, "c": 3}
+
+
+def masks(number=3):
+    return [np.array(mask) for mask in itertools.product([False, True], repeat=number)]
+
+
+def trained(schedule, mask, steps):
+    return at_steps(lambda step: schedule.among(tf.constant(mask), step), steps, tf.bool)
+
+
+@pytest.mark.mathematics
+@pytest.mark.parametrize("mask", masks(), ids=str)
+def test_the_turn_of_a_head_that_cannot_train_passes_on_to_the_next_one_that_can(mask):
+    order = [name for name, number in TURNS.items() for _ in range(number)]  # b b a c c c
+    schedule = schedules.Alternate(TURNS)
+    schedule.bind(NAMES)
+    for step, found in enumerate(trained(schedule, mask, 13)):
+        able = [name for name, is_able in zip(NAMES, mask) if is_able]
+        following = [name for name in [*order, *order][step % 6 :] if name in able]
+        assert [name for name, trains in zip(NAMES, found) if trains] == following[:1]
+
+
+@pytest.mark.mathematics
+@pytest.mark.parametrize("mask", masks()[1:], ids=str)
+def test_another_head_is_sampled_for_one_that_cannot_train(mask):
+    schedule = schedules.Sample(TURNS, seed=3)
+    schedule.bind(NAMES)
+    found, alone = trained(schedule, mask, 500), at_steps(schedule.active, 500, tf.bool)
+    assert (found.sum(1) == 1).all() and not found[:, ~mask].any()
+    np.testing.assert_array_equal(found[(alone & mask).any(1)], alone[(alone & mask).any(1)])
+    turns = np.array([TURNS[name] for name in NAMES]) * mask
+    np.testing.assert_allclose(found.mean(0), turns / turns.sum(), atol=0.09)  # four standard deviations
+
+
+class OwnTurns(schedules.Alternate):
+    """A subclass with an `active` of its own."""
+
+    def active(self, step):
+        return tf.constant([False, False, True])
+
+
+def test_what_a_subclass_calls_active_holds_and_other_schedules_pass_on_to_all():
+    own, conflicting = OwnTurns(TURNS), schedules.WhileConflicting()
+    for schedule in (own, conflicting):
+        schedule.bind(NAMES)
+        schedule.build((3,))
+    able, step = tf.constant([True, True, False]), tf.constant(4, tf.int64)
+    assert own.among(tf.ones([3], tf.bool), step).numpy().tolist() == [False, False, True]
+    assert own.among(able, step).numpy().tolist() == [False, True, False]
+    assert conflicting.among(able, step).numpy().tolist() == [True, True, False]
+    assert schedules.Schedule.passed_on(own, able, step) is able
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"run_eagerly": True, "micro_batches": 2}])
+@pytest.mark.parametrize("schedule", [schedules.Alternate({"a": 1, "b": 2}), schedules.Sample({"a": 1, "b": 9}, seed=1)])
+def test_every_update_with_a_label_trains_a_head_and_so_training_goes_on(schedule, options):
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+    a, b = x[:, :1].copy(), x[:, 1:2].copy()
+    b[: 40 - 4], a[:4] = np.nan, np.nan  # `b` has labels in the last batch, `a` in all but the first
+    size = 4 // options.get("gradient_accumulation_steps", 1)
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    for name in ("a", "b"):
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", head_schedule=schedule.copy(), **options)
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped because no head had labels"):
+        logs = trainer.fit(x, {"a": a, "b": b}, batch_size=size, epochs=2, shuffle=False, verbose=0).history
+    assert logs["skipped_updates"] == [1, 1]
+    assert [one + other for one, other in zip(logs["a_updates"], logs["b_updates"])] == [9, 9]
+    assert min(logs["a_updates"]) >= 8
 
 
 def seen(gramian):
