@@ -113,9 +113,9 @@ def _output(head: NamedHead, representation: Nested, *, nested: bool) -> Tensor:
     known = head.scaling.present
     dtype = "float64" if "float64" in str(output.dtype) else "float32"
     deviation, mean = (np.asarray(each, "float64").tolist() for each in (known.deviation, known.mean))
-    output = keras.layers.Rescaling(deviation, mean, dtype=dtype, name=f"{head.name}_unscaled")(output)
+    output = keras.layers.Rescaling(deviation, mean, dtype=dtype, name=f"unscaled_{head.name}")(output)
     if isinstance(known, scaling.Log):
-        output = keras.layers.Activation("exponential", dtype=dtype, name=f"{head.name}_in_units")(output)
+        output = keras.layers.Activation("exponential", dtype=dtype, name=f"exponential_{head.name}")(output)
         if known.shift:
-            output = keras.layers.Rescaling(1.0, -known.shift, dtype=dtype, name=f"{head.name}_shifted")(output)
+            output = keras.layers.Rescaling(1.0, -known.shift, dtype=dtype, name=f"shifted_{head.name}")(output)
     return output

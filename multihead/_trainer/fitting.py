@@ -237,7 +237,7 @@ class FittedTrainer(TrainerState):
     def _evaluating(self) -> Iterator[None]:
         """A context of an evaluation, after which, in the midst of `fit`, the metrics of the epoch are as before.
 
-        A callback may evaluate at any batch. Training and evaluation share the metrics, which here begin anew.
+        A callback may evaluate at any batch. Training and evaluation share the metrics, which an evaluation resets.
         """
         built = self._built
         if self._phase is None or built is None:

@@ -43,7 +43,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # gradients are combined, once; each head keeps its own variables' gradients.
     parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
     micro_batches = MicroBatches(parts, spec.num_micro_batches)
-    with _exchanges_in_words(spec):
+    with _exchanges_explained(spec):
         sums, losses, combined = spec.way.gradients(network, micro_batches, weights)
     own = sums.of_heads(network, losses.factors)
 
@@ -67,9 +67,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         broken=Broken.of_gradients(network, found).with_losses(participation.active, sums.losses, sums.broken, norms),
         loss_sums=sums.losses,
         counts=where(participation.active, local_counts, 0.0),
-        added_loss=sum_of(
-            [sums.added_loss, None if loss_of_weights is None else replicas.part_of(loss_of_weights)], spec.dtype
-        ),
+        added_loss=sum_of([sums.added_loss, loss_of_weights], spec.dtype),
         combined=combined,
         norms=seen,
         losses=losses,
@@ -121,8 +119,8 @@ def _conditional(spec: UpdateSpec, batches: Sequence[Batch], always: Sequence[bo
 
 
 @contextmanager
-def _exchanges_in_words(spec: UpdateSpec) -> Iterator[None]:
-    """Within, TensorFlow's error for layers that exchange values between replicas where it cannot do so, in words."""
+def _exchanges_explained(spec: UpdateSpec) -> Iterator[None]:
+    """Within, TensorFlow's error for layers that exchange values between replicas where it cannot do so, with what to do instead."""
     try:
         yield
     except RuntimeError as error:

@@ -70,7 +70,7 @@ ERRORS = [
     (lambda: made(""), r"`compile` needs at least one head.*add_head"),
     (lambda: compile_with(micro_batches=0), "`micro_batches` must be a whole number"),
     (lambda: compile_with(gradient_accumulation_steps=1.5), "`gradient_accumulation_steps` must be a whole"),
-    (lambda: compile_with(clip=5.0), "`clip` must be one of multihead.clipping.*clip=5.0"),
+    (lambda: compile_with(clip=5.0), "`clip` must be an instance of one of .*clip=5.0"),
     (
         lambda: compile_with(head_schedule=schedules.Alternate({"b": 1})),
         "`turns` must name every head, and nothing else: 'b' is not a head; the head 'a' is missing",

@@ -215,6 +215,10 @@ def built_weighting(method):
 def test_a_misspelt_name_is_an_error_that_names_the_nearest(argument, built, tmp_path):
     action, nearest = NAMES[argument]
     given = {"path": tmp_path, "built": built}
-    said = rf"Received: .*(Did you mean '?\S*{nearest}'?\?|as in \w+\.{nearest}\()" if nearest else "Received: .*Pass one of"
+    said = (
+        rf"Received: .*(Did you mean '?\S*{nearest}'?\?|(as in|an instance of) \w+\.{nearest}\b)"
+        if nearest
+        else "Received: .*Pass one of"
+    )
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=f"(?s){said}"):
         action(**{name: given[name] for name in inspect.signature(action).parameters if name in given})

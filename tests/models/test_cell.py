@@ -51,7 +51,7 @@ def check_fast_step(steps, memory, first, width):
         ids = tf.constant([4 + (row + shift) % 5 for row in range(width * len(LENGTHS))])
         vectors, expected_state = steps.step(steps.embedding(ids), expected_state, repeated)
         logits, state = fast(ids, state, prepared)
-        np.testing.assert_allclose(logits, steps.next_logits(vectors), rtol=1e-5, atol=1e-5, err_msg=f"{width=}")
+        np.testing.assert_allclose(logits, steps.next_logits(vectors, repeated), rtol=1e-5, atol=1e-5, err_msg=f"{width=}")
         tf.nest.assert_same_structure(state, expected_state)
         for tensor, expected in zip(tf.nest.flatten(state), tf.nest.flatten(expected_state)):
             np.testing.assert_allclose(tensor, expected, atol=1e-5, err_msg=f"{width=}")

@@ -374,7 +374,9 @@ def test_wrong_use_is_refused():
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy())
     trainer.compile("sgd", run_eagerly=True)
-    with pytest.raises(ValueError, match="(?s)`add_head`, or `teacher_forcing=True` if it also reads targets"):
+    with pytest.raises(
+        ValueError, match="(?s)which it reads in training. Received: None. Pass `teacher_forcing=True` to `add_head`"
+    ):
         trainer.fit(words, {"slots": tags}, verbose=0)
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", CRFTagger(4), losses.SequenceCrossentropy(padding_id=-1), teacher_forcing=True)

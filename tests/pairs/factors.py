@@ -73,7 +73,7 @@ VARIED_BY = {
     "validation_split": "validation", "validation_data": "validation",
 }  # fmt: skip
 SAME = (
-    "heads name loss trains_encoder couples_rows others options_of_heads epochs verbose shuffle validation_batch_size "
+    "heads name loss trains_encoder couples_rows weighted_metrics others options_of_heads epochs verbose shuffle validation_batch_size "
     "max_queue_size workers use_multiprocessing"
 ).split()
 """Arguments that have the same value in every row, or change no number; the shuffling of `fit` is that of `killed.py`."""

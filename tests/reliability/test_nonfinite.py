@@ -25,7 +25,7 @@ def made(optimizer="sgd", missing=None, is_built=True, **options):
     keras.utils.set_random_seed(0)
     trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
     trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.add_head("b", keras.layers.Dense(1), loss, ignore_label=missing)
+    trainer.add_head("b", keras.layers.Dense(1), loss, ignore_label=missing, couples_rows=False)
     trainer.compile(optimizer, **options)
     if is_built:  # creates the variables, so that they are the same at every call
         trainer.compute_gradients([(X, Y)])

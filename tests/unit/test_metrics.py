@@ -40,7 +40,10 @@ def test_classes_do_not_weigh_in_metrics():
 @pytest.mark.parametrize(
     "options, rule",
     {
-        "no list": ({"metrics": "mae"}, r"`metrics` must be a list\. Received: metrics='mae'"),
+        "no list": (
+            {"metrics": "mae"},
+            r"`metrics` must be a list\. Received: metrics='mae' for head 'a'\. Put it into a list\.",
+        ),
         "unknown": ({"metrics": ["mea"]}, r"`metrics` of head 'a' must be Keras metrics or their names\. Received: 'mea'"),
         "twice": ({"metrics": ["mae", "mae"]}, r"unique names.*Received: metrics named 'mae', 'mae'"),
         "loss": ({"metrics": [metrics.MeanSquaredError(name="loss")]}, r"none of 'loss', .*Give 'loss' another `name`"),
