@@ -120,7 +120,7 @@ def _conditional(spec: UpdateSpec, batches: Sequence[Batch], always: Sequence[bo
 
 @contextmanager
 def _exchanges_explained(spec: UpdateSpec) -> Iterator[None]:
-    """Within, TensorFlow's error for layers that exchange values between replicas where it cannot do so, with what to do instead."""
+    """Within, TensorFlow's error for layers that cannot exchange values between replicas says what to do."""
     try:
         yield
     except RuntimeError as error:

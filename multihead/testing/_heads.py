@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multihead._data.arrays import as_arrays
 from multihead._data.batch import as_tensors, batch_size
-from multihead._ground.calls import keras_mask, with_logits
+from multihead._ground.calls import keras_mask, with_keras_mask, with_logits
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Function, Given, Metric, Nested
@@ -200,9 +200,7 @@ def _gathered(tensor: tf.Tensor, rows: Given) -> tf.Tensor:
     """Some rows of a tensor, with their Keras mask and the logits that they were computed from."""
     change: Function = lambda each: tf.gather(each, rows)  # noqa: E731
     found, mask = with_logits(change, tensor), keras_mask(tensor)
-    if mask is not None:
-        found._keras_mask = change(mask)
-    return found
+    return with_keras_mask(found, None if mask is None else change(mask))
 
 
 def _same(one: tf.Tensor, other: tf.Tensor) -> bool:
