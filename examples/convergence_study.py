@@ -96,7 +96,7 @@ class Study:
         vocabularies = batches.vocabularies(train)
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
         self._ids = batches.Vectorizers(*vocabularies)
-        _, replies = self._ids(train.texts, train.targets)
+        replies = self._ids(train.texts, train.targets).target
         self._reply_length = min(LONGEST, int(tf.reduce_max(replies.row_lengths())))
 
     def trainer(self, units: int = 64) -> MultiHeadTrainer:
@@ -118,7 +118,7 @@ class Study:
     def part(self, split: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The ids and targets of the orders of at most `LONGEST` tokens in `"train"` or `"dev"`."""
         found = self._data.splits[split]
-        ids, reply = self._ids(found.texts, found.targets)
+        ids, _, reply = self._ids(found.texts, found.targets)
         short = ((ids.row_lengths() <= LONGEST) & (reply.row_lengths() <= LONGEST)).numpy()
         arrays = (
             ids.to_tensor(shape=[None, LONGEST]),

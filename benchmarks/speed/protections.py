@@ -23,7 +23,7 @@ LABELS = "the check of labels"
 REPLACED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what keeps the variables and slots of a head without labels": (
         apply,
-        "_apply_to_active",
+        "_apply_to_groups",
         lambda *given: apply._apply_scaled(*given[:5], given[-1]),
     ),
     "the condition around the optimizer": (tf, "cond", lambda _, then, otherwise: then()),

@@ -41,6 +41,6 @@ def test_defaults_depend_on_the_data_and_the_cell():
         return options.layers, options.attention, options.units, options.learning_rate
 
     files = ["--train", "a", "--dev", "b"]
-    assert defaults() == (1, None, 64, 1e-2) and defaults(*files) == (1, "luong", 128, 4e-3)
+    assert defaults() == (1, None, 64, 1e-2) and defaults(*files) == (1, "auto", 128, 4e-3)
     assert defaults(*files, "--cell", "transformer") == (2, "multi-head", 128, 2e-3)
     assert defaults(*files, "--attention", "none", "--layers", "3", "--units", "5") == (3, None, 5, 4e-3)
