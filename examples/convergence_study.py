@@ -18,7 +18,7 @@ import tensorflow as tf
 from examples._shared import Session, run_program
 from examples.seq2seq_price import batches
 from examples.seq2seq_price.data import workshop_data
-from examples.seq2seq_price.model import END_ID, NO_LABEL, START_ID
+from examples.seq2seq_price.model import END_ID, NO_LABEL, START_ID, UNKNOWN_ID
 from multihead import MultiHeadTrainer, balancing, clipping, compare, losses, plots, schedules
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
@@ -119,6 +119,8 @@ class Study:
         """The ids and targets of the orders of at most `LONGEST` tokens in `"train"` or `"dev"`."""
         found = self._data.splits[split]
         ids, _, reply = self._ids(found.texts, found.targets)
+        known = tf.where(reply.flat_values < self._ids.size, reply.flat_values, tf.constant(UNKNOWN_ID, tf.int64))
+        reply = reply.with_flat_values(known)
         short = ((ids.row_lengths() <= LONGEST) & (reply.row_lengths() <= LONGEST)).numpy()
         arrays = (
             ids.to_tensor(shape=[None, LONGEST]),
