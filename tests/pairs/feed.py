@@ -9,23 +9,8 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tests.helpers.keras_twin import Batches
 from tests.pairs.model import BATCH, EPOCHS, FIT_CLASS_WEIGHT, examples
-
-_Sequence: Any = keras.utils.PyDataset if hasattr(keras.utils, "PyDataset") else keras.utils.Sequence
-
-
-class InBatches(_Sequence):
-    """Batches by their number."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, place: int) -> Any:
-        return self.batches[place]
 
 
 def batches_of(row: dict[str, str]) -> list[Any]:
@@ -58,7 +43,7 @@ def fit_arguments(row: dict[str, str]) -> dict[str, Any]:
     elif kind == "dataset":
         arguments["x"] = tf.data.Dataset.from_tensor_slices((x, y) if weights is None else (x, y, weights)).batch(BATCH)
     elif kind == "sequence":
-        arguments["x"] = InBatches(batches)
+        arguments["x"] = Batches(batches)
     else:
 
         def endless() -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from tests.helpers.keras_twin import Batches
+
 INPUTS, COLUMNS = 3, 2
-_Sequence: Any = keras.utils.PyDataset if hasattr(keras.utils, "PyDataset") else keras.utils.Sequence
 
 FORMS = ("arrays", "dataset", "generator", "sequence", "iterable")
 BY_BATCH = ("generator", "sequence")
@@ -25,20 +25,6 @@ MISSING = (
     "absent from the first",
     "absent from the last",
 )
-
-
-class InBatches(_Sequence):
-    """Batches by their number."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, place: int) -> Any:
-        return self.batches[place]
 
 
 class Iterable:
@@ -126,6 +112,6 @@ def as_given(form: str, epochs: list[list[Any]], accumulates: int = 1) -> dict[s
     if form == "iterable":
         return {"x": Iterable([parts(batch) for batch in batches])}
     if form == "sequence":
-        return {"x": InBatches([parts(batch) for batch in batches])}
+        return {"x": Batches([parts(batch) for batch in batches])}
     drawn = (parts(batch) for batches in epochs for batch in batches)
     return {"x": drawn, "steps_per_epoch": -(-len(batches) // accumulates)}

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from multihead import MultiHeadTrainer, Stages, balancing, callbacks, clipping, schedules
+from tests.helpers.keras_twin import Batches
 from tests.helpers.tiny import tensor_variable
 from tests.sequences import twin as twins
-from tests.sequences.data import COLUMNS, INPUTS, InBatches, as_given, batches_of, drawn, parts
+from tests.sequences.data import COLUMNS, INPUTS, as_given, batches_of, drawn, parts
 from tests.sequences.twin import PARTS, PIECES, Head, Logs, Optimizer, Options, Twin
 
 UNITS = 3
@@ -677,7 +678,7 @@ class Machine(RuleBasedStateMachine):
         options: dict[str, Any] = {}
         if data.draw(st.integers(0, 3), label="validation if 3") == 3:
             _, (validation,) = drawn(data, list(self.twin.trained))
-            options = {"validation_data": InBatches([parts(batch) for batch in validation])}
+            options = {"validation_data": Batches([parts(batch) for batch in validation])}
         follower = Follower(self, self.windows(batches), actions, validation)
         try:
             self.trainer.fit(
