@@ -230,6 +230,11 @@ def validates_during_fit(arguments: Mapping[str, object]) -> bool:
     return bool(arguments.get("_use_cached_eval_dataset"))
 
 
+def forget_validation_data(model: Layer) -> None:
+    """Drops the validation data of a `fit` that ended with an exception, which Keras 2 would evaluate again in the next one."""
+    vars(model).pop("_eval_data_handler", None)
+
+
 def steps_at_once(model: Layer) -> int:
     """How many steps the next call of a model's train function makes, at most; it changes with `"auto"` on Keras 2."""
     steps = model.steps_per_execution

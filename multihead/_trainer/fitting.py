@@ -15,7 +15,14 @@ from multihead._data.arrays import read_arrays
 from multihead._data.batch import unpack
 from multihead._data.data import Data
 from multihead._data.windows import batches_of_update, in_windows
-from multihead._ground.keras import ProgressLine, callbacks_of, runs_code_of_users, steps_at_once, tensor_variable
+from multihead._ground.keras import (
+    ProgressLine,
+    callbacks_of,
+    forget_validation_data,
+    runs_code_of_users,
+    steps_at_once,
+    tensor_variable,
+)
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.tensors import unchecked
@@ -73,6 +80,7 @@ class FittedTrainer(TrainerState):
             self._set_idle([])  # until a run reaches its checkpoint
             self._validation.value = found
             stack.callback(setattr, self._validation, "value", ([], Plan()))
+            stack.callback(forget_validation_data, self)
             if run is not None:
                 loop = run.around(loop, data.x)
                 stack.enter_context(loop["callbacks"].running())

@@ -238,3 +238,27 @@ def test_terminate_on_nan_stops_at_what_is_not_finite_and_not_at_batches_without
     assert len(logs["loss"]) == (2 if np.isnan(first) else 1)
     assert trainer.num_updates == (6 if np.isnan(first) else 0)
     assert np.isfinite(logs["loss"]).all() == np.isnan(first)
+
+
+@pytest.mark.parametrize("event", ["on_epoch_end", "on_train_batch_begin", "on_test_batch_end", "on_test_begin"])
+def test_a_fit_after_one_that_ended_with_an_exception_validates_its_own_data(event):
+    class Stop(Exception):  # noqa: N818 - no error of anything
+        pass
+
+    calls = []
+
+    def stop(*_, **__):
+        calls.append(event)
+        if len(calls) == 6:
+            raise Stop
+
+    trainer, callback = made(), keras.callbacks.Callback()
+    setattr(callback, event, stop)
+    with pytest.raises(Stop):
+        fit(trainer, epochs=6, validation_data=(X[:8], {name: y[:8] for name, y in Y.items()}), callbacks=[callback])
+    trainer.remove_head("a")
+    trainer.compile(keras.optimizers.Adam(0.05))
+    found = fit(trainer, {"b": Y["b"]}, validation_data=(X[8:], {"b": Y["b"][8:]}))
+    expected = trainer.evaluate(X[8:], Y["b"][8:], verbose=0, return_dict=True)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[f"val_{name}"][-1], value, rtol=1e-5, err_msg=name)
