@@ -138,7 +138,8 @@ def _one_run(options: Namespace, data: Data, heads: tuple[str, ...]) -> dict[str
     model = run.build_model(options, data, heads=heads)
     Path(options.output).mkdir(parents=True, exist_ok=True)
     statistics, _ = run.train_model(options, model, data)
-    found = run.evaluate(model, data.splits["dev"], batch_size=options.batch_size)
+    held_out = data.splits["dev"]
+    found = run.evaluate(model, held_out, model.answer(held_out.texts), batch_size=options.batch_size)
     return {**found, "seconds": statistics["seconds"], "updates": statistics["updates"]}
 
 

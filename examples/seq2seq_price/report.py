@@ -64,9 +64,12 @@ class Progress(keras.callbacks.Callback):
         return f"{'  '.join(filter(None, shown))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
 
 
-def replies(pairs: Sequence[tuple[str, str, str]], copied: Callable[[list[str]], list[list[str]]], most: int = 10) -> str:
-    """A few replies, wrong ones first, with what was copied; `pairs` are texts, references and replies."""
-    ordered = sorted(pairs, key=lambda pair: pair[1].split() == pair[2].split())[:most]
+def replies(rows: Sequence[tuple[str, str, str]], copied: Callable[[list[str]], list[list[str]]], most: int = 10) -> str:
+    """A few replies, wrong ones first, with what was copied; `rows` are texts, references and replies.
+
+    Rows without a reference are left out.
+    """
+    ordered = sorted((row for row in rows if row[1].strip()), key=lambda row: row[1].split() == row[2].split())[:most]
     lines = []
     for (text, wanted, received), words in zip(ordered, copied([text for text, _, _ in ordered])):
         verdict = "right" if wanted.split() == received.split() else "wrong"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from examples.seq2seq_price.model import NO_LABEL, Sizes, compile_trainer
 from examples.seq2seq_price.slots import have_slots, slot_f1
 from multihead import balancing, callbacks, plots
 
-SHOWN = 500
-"""The held-out rows from which the replies that are shown are taken."""
 SHORT, LEAST_COPIED = 10, 0.2
 """No attention where nine tenths of the sources have at most so many tokens; no copying where at most this fraction of the
 targets' words stands in the sources."""
@@ -147,10 +145,11 @@ def _training_batches(options: Namespace, model: PriceModel, data: Data, worker:
     return batches_of_files(worker, number, of_file)
 
 
-def evaluate(model: PriceModel, examples: Examples, *, batch_size: int, beam_width: int = 1) -> dict[str, float]:
-    """The metrics of a model's heads on the given rows."""
+def evaluate(
+    model: PriceModel, examples: Examples, answers: Mapping[str, Sequence[Any]], *, batch_size: int
+) -> dict[str, float]:
+    """The metrics of a model's heads on rows, to which these are its `answers`."""
     logs = model.trainer.evaluate(_batches_for(model, examples, batch_size), return_dict=True, verbose=0)
-    answers = model.answer(examples.texts, beam_width=beam_width)
     found: dict[str, float] = {}
     for head, column in model.columns.items():
         found |= column.metrics(examples.labels[head], answers[head])
@@ -215,16 +214,18 @@ def _report(
     """Exports and evaluates a trained model, and writes all results."""
     export(options, model)
     plots.all_of(history, options.output)
-    given = {"batch_size": options.batch_size, "beam_width": options.beam}
-    splits = {split: evaluate(model, examples, **given) for split, examples in data.splits.items()}
+    answers = {split: model.answer(examples.texts, beam_width=options.beam) for split, examples in data.splits.items()}
+    splits = {
+        split: evaluate(model, examples, answers[split], batch_size=options.batch_size)
+        for split, examples in data.splits.items()
+    }
     metrics = {"training": statistics, "options": vars(options), "splits": splits, "history": history.history}
     text = json.dumps(metrics, indent=1, ensure_ascii=False, default=float)
     (Path(options.output) / "metrics.json").write_text(text + "\n", encoding="utf-8")
     Console().print(report.metrics_table(splits))
     last, held_out = [*data.splits.items()][-1]
-    answers = model.answer(held_out.texts[:SHOWN], beam_width=options.beam)
-    print(f"replies to the first {len(answers['reply'])} rows of {last}, wrong ones first:")
-    print(report.replies([*zip(held_out.texts, held_out.targets, answers["reply"])], model.copied))
+    print(f"replies to rows of {last}, wrong ones first:")
+    print(report.replies([*zip(held_out.texts, held_out.targets, answers[last]["reply"])], model.copied))
     best = f"best at epoch {statistics['best_epoch']} of {statistics['epochs']}"
     print(f"trained for {statistics['seconds']:.0f} s, {best}; written to {options.output}")
 

@@ -152,8 +152,8 @@ def test_the_form_of_slots():
 
 
 def test_replies_that_are_shown():
-    pairs = [("one", "a[1]", "a[1]"), ("two", "a[2]", "a[3]"), ("three", "a[3]", "a[3]")]
-    shown = report.replies(pairs, lambda texts: [[text.title()] for text in texts], most=2).splitlines()
+    rows = [("one", "a[1]", "a[1]"), ("two", "a[2]", "a[3]"), ("three", "a[3]", "a[3]"), ("none", " ", "a[4]")]
+    shown = report.replies(rows, lambda texts: [[text.title()] for text in texts], most=2).splitlines()
     assert shown == [
         "wrong  two",
         "       a[2]",
