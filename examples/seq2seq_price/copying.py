@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,15 +86,15 @@ class Names:
                 words, target = (_marked(part, part, name, mark) for part in (words, target))
             marked.append((source, words, target))
         self.names = [*numbers]
-        self.marked = Rows(*(tf.ragged.constant(part, tf.int64, ragged_rank=1) for part in zip(*marked))), of_rows
+        self.marked = Rows(*map(_ragged, zip(*marked))), of_rows
         in_names = Counter(word for name in self.names for word in set(name))
         # The name as it is and, in the second half, as an unknown one: without the words that only it has.
         hidden = [[word if in_names[word] > 1 else size + 2**41 + word for word in name] for name in self.names]
         unknown = [
             [read if in_names[word] > 1 else UNKNOWN_ID for read, word in zip(sources[name], name)] for name in self.names
         ]
-        as_target = tf.ragged.constant([*map(list, self.names), *hidden], tf.int64, ragged_rank=1)
-        as_source = tf.ragged.constant([*(sources[name] for name in self.names), *unknown], tf.int64, ragged_rank=1)
+        as_target = _ragged([*self.names, *hidden])
+        as_source = _ragged([*(sources[name] for name in self.names), *unknown])
         self._as = Rows(as_source, as_target, as_target)
 
     def filled(self, rows: Rows, names: tf.Tensor, seed: tf.Tensor) -> Rows:
@@ -105,6 +106,12 @@ class Names:
         others = tf.random.stateless_uniform(shape, seed, maxval=number, dtype=tf.int32)
         names = tf.where(drawn < KEPT, names, tf.where(drawn < KNOWN, others, number + others))
         return Rows(*(_filled(part, names, pieces) for part, pieces in zip(rows, self._as)))
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
+    """Rows of integers; `tf.ragged.constant` takes minutes for tens of thousands of them."""
+    values = np.fromiter(chain.from_iterable(rows), np.int64)
+    return tf.RaggedTensor.from_row_lengths(values, np.array([len(row) for row in rows], np.int64))
 
 
 def _filled(ids: tf.Tensor, names: tf.Tensor, pieces: tf.RaggedTensor) -> tf.Tensor:
