@@ -1,5 +1,6 @@
 """Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, variables of one kernel, operations
-without a stack, plain context managers, iterators over data that nothing tunes, and libraries whose source AutoGraph does not read.
+without a stack, plain context managers, iterators over data that nothing tunes, libraries whose source AutoGraph does not read, and
+recurrent layers for the CPU alone.
 
 TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
 `tf.random.set_seed`, because those of random operations count their draws. Making all others again takes longer than the update
@@ -12,6 +13,7 @@ import contextlib
 import functools
 import random
 
+import keras
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
 from tensorflow.python.data.ops import dataset_ops
@@ -72,6 +74,14 @@ def trace_addons_as_it_is() -> None:
     """From here on, AutoGraph reads neither TensorFlow Addons nor its checks of types, which takes most of a trace of them."""
     rules = [config.DoNotConvert(name) for name in ("tensorflow_addons", "typeguard")]
     config.CONVERSION_RULES = (*rules, *config.CONVERSION_RULES)
+
+
+def trace_recurrent_layers_for_the_cpu() -> None:
+    """From here on, Keras 2 traces LSTMs and GRUs, with their gradients, once: not a second time for a GPU."""
+    if keras.__version__ < "3":
+        from keras.src.layers.rnn import gru_lstm_utils  # noqa: PLC0415 - Keras 3 has none
+
+        gru_lstm_utils.function_register = lambda function, *args, **options: None
 
 
 def forget() -> None:

@@ -33,6 +33,7 @@ kernels.trace_without_stacks()
 kernels.trace_with_plain_contexts()
 kernels.read_without_tuning()
 kernels.trace_addons_as_it_is()
+kernels.trace_recurrent_layers_for_the_cpu()
 
 
 @functools.cache
