@@ -18,6 +18,7 @@ SAMPLE = {"a": RNG.uniform(0.1, 2.0, 7)}
 # Numbers that float32 can hold, to which Keras 3 may convert arrays.
 X, Y, SAMPLE = tf.nest.map_structure(lambda array: array.astype("float32").astype("float64"), (X, Y, SAMPLE))
 WEIGHTS = {"a": 0.1, "b": 0.3}
+pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
 @pytest.fixture(params=["floatx", "policies"])
@@ -69,11 +70,10 @@ def by_hand(trainer):
 
 
 OPTIONS = {
-    "plain": {},
+    "plain": {"run_eagerly": False},
     "micro-batches": {"micro_batches": 3},
     "a balancer": {"balancer": "Sum"},
     "clipped by a limit that is not reached": {"clip": clipping.ByGlobalNorm(1e6)},
-    "eager": {"run_eagerly": True},
 }
 
 

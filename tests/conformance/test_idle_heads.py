@@ -11,6 +11,8 @@ from multihead import schedules
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.1),

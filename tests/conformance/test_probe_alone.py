@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, balancing, clipping, schedules, weighting
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype("float32")
 Y = {name: RNG.normal(size=(12, 1)).astype("float32") for name in ("a", "b", "probe")}
@@ -72,7 +74,7 @@ def unchanged(before, after):
 
 
 KINDS = {
-    "weight decay": {},
+    "weight decay": {"run_eagerly": False},
     "momentum": {"optimizer": "momentum"},
     "averages": {"optimizer": "averages"},
     "moving averages of layers": {"encoder": [keras.layers.BatchNormalization]},

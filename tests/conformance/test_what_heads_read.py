@@ -60,7 +60,7 @@ def test_heads_on_parts_train_as_by_a_tape():
 
 
 def test_reads_are_saved_and_exported(tmp_path):
-    trainer = two_heads()
+    trainer = two_heads(run_eagerly=True)
     trainer.fit(X, Y, verbose=0)
     trainer.save(str(tmp_path / "trainer.keras"))
     loaded = keras.models.load_model(str(tmp_path / "trainer.keras"))

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, rates
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
 Y = {"a": X[:, :1], "b": X[:, 1:2]}
 

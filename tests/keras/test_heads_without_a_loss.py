@@ -40,7 +40,7 @@ def targets(*names):
     ("options", "with_targets"),
     [
         ({"micro_batches": 2, "balancer": "UPGrad", "weighting": "Uncertainty"}, True),
-        ({"run_eagerly": False, "gradient_accumulation_steps": 2, "telemetry": "full"}, False),
+        ({"gradient_accumulation_steps": 2, "telemetry": "full"}, False),
         ({"head_schedule": schedules.Alternate({"price": 1, "kind": 2})}, True),
     ],
     ids=["micro-batches-True", "accumulated-False", "schedule-True"],

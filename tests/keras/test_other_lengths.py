@@ -43,7 +43,7 @@ def made(encoder, **options):
 @pytest.mark.parametrize(("encoder", "run_eagerly"), [("any", True), ("any", False), ("known", True)])
 def test_every_length_is_trained_and_evaluated(encoder, run_eagerly):
     """Where an encoder must know the length, as when Keras runs eagerly: in its graphs it does not, from the second on."""
-    encoder = keras.layers.GRU(3, return_sequences=True) if encoder == "any" else Fixed()
+    encoder = keras.layers.SimpleRNN(3, return_sequences=True) if encoder == "any" else Fixed()
     trainer = made(encoder, run_eagerly=run_eagerly)
     for length in LENGTHS:
         x, targets = batch(length)
@@ -64,7 +64,7 @@ def test_every_length_is_trained_and_evaluated(encoder, run_eagerly):
 
 
 def test_validation_data_have_a_length_of_their_own():
-    trainer = made(keras.layers.GRU(3, return_sequences=True))
+    trainer = made(keras.layers.SimpleRNN(3, return_sequences=True))
     (x, targets), (longer, of_longer) = batch(5), batch(9)
     found = trainer.fit(x, targets, validation_data=(longer, of_longer), verbose=0).history
     expected = trainer.evaluate(longer, of_longer, return_dict=True, verbose=0)

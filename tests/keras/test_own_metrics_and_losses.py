@@ -47,9 +47,8 @@ def modules(encoder, head):
     return encoder(8, "in_encoder"), {"a": head(1, "in_head"), "b": layers.Dense(1)}
 
 
-@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"run_eagerly": False}])
-@pytest.mark.parametrize(("encoder", "head"), [(Measured, Nested), (Nested, Measured)])
-def test_metrics_of_layers_are_logged_and_reset_as_in_keras(encoder, head, options):
+@pytest.mark.parametrize(("encoder", "head", "eagerly"), [(Measured, Nested, True), (Nested, Measured, False)])
+def test_metrics_of_layers_are_logged_and_reset_as_in_keras(encoder, head, eagerly):
     module, heads = modules(encoder, head)
     symbol = keras.Input((6,))
     hidden = module(symbol)
@@ -61,7 +60,7 @@ def test_metrics_of_layers_are_logged_and_reset_as_in_keras(encoder, head, optio
     hidden = module(symbol)
     [each(hidden) for each in heads.values()]  # the same initial values
     trainer = MultiHeadTrainer(module, {name: Head(each, "mse") for name, each in heads.items()})
-    trainer.compile("sgd", **options)
+    trainer.compile("sgd", run_eagerly=eagerly)
     got = trainer.fit(X, Y, validation_data=VALIDATION, **FIT).history
     for name in ("in_encoder", "in_head", "val_in_encoder", "val_in_head", "loss"):
         np.testing.assert_allclose(got[name], want[name], rtol=2e-5)

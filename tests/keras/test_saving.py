@@ -31,7 +31,6 @@ def test_a_whole_trainer_is_saved_and_goes_on(tmp_path):
             head_schedule=schedules.Alternate({"a": 1, "b": 2}),
             clip=clipping.ByGlobalNorm(1.0),
             micro_batches=2,
-            run_eagerly=False,
         )
         tiny.fit_once(trainer, x, y, epochs=2)
         return trainer

@@ -217,7 +217,7 @@ def test_targets_that_a_decoder_cannot_learn_to_write(way, kind, case):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(("kind", "case"), quick(len(RIGHT), itertools.product(["plain", "transformer"], RIGHT)))
+@pytest.mark.parametrize(("kind", "case"), quick(len(RIGHT), zip(itertools.cycle(["plain", "transformer"]), RIGHT)))
 def test_targets_that_a_decoder_can_learn_to_write(case, kind):
     targets, options = RIGHT[case]
     history = WAYS["arrays"](trainer_for(kind, **options), np.array(targets)).history
@@ -233,9 +233,10 @@ def test_errors_of_a_graph_and_marks_that_are_not_padding():
         ValueError, match=r"must have padding at the end of each row only\. Received: .*1 of 2 rows break this"
     ):
         trainer.fit(data, verbose=0)
+    trainer.compile("sgd", run_eagerly=True)
     marked = MultiHeadTrainer(ENCODERS["gru"]())
     marked.add_head("reply", DECODERS["plain"](), "sparse_categorical_crossentropy", teacher_forcing=True, ignore_label=-100)
-    marked.compile("sgd")
+    marked.compile("sgd", run_eagerly=True)
     WAYS["arrays"](marked, np.array([[4, 5, 3, -100], [3, -100, -100, -100]]))
     with pytest.raises(ValueError, match="padding at the end of each row only"):
         WAYS["arrays"](marked, np.array([[-100, 4, 5, 3], [3, -100, -100, -100]]))

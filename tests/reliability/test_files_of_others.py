@@ -45,7 +45,7 @@ OTHERS = [
 def made():
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd")
+    trainer.compile("sgd", run_eagerly=True)
     return trainer
 
 

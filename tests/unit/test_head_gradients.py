@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing
 
-pytestmark = pytest.mark.first_cases(1)  # the others are thorough
+pytestmark = [pytest.mark.usefixtures("eager_updates"), pytest.mark.first_cases(1)]  # the other cases are thorough
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 5)).astype("float32")

@@ -172,7 +172,7 @@ def test_an_encoder_of_a_fixed_batch_size_trains_on_arrays_as_keras_does():
     for kind in ("keras", "trainer"):
         keras.utils.set_random_seed(0)
         symbol = keras.Input(batch_shape=(4, 4, 3))
-        encoder, head = keras.Model(symbol, keras.layers.LSTM(5, stateful=True)(symbol)), keras.layers.Dense(1)
+        encoder, head = keras.Model(symbol, keras.layers.SimpleRNN(5, stateful=True)(symbol)), keras.layers.Dense(1)
         if kind == "keras":
             model = keras.Sequential([encoder, head])
             model.compile(keras.optimizers.SGD(0.01), "mse")
