@@ -23,7 +23,7 @@ def test_a_benchmark_that_does_not_exist_is_an_error(capsys):
     assert "there is no benchmark 'stop'. Choose among accumulation, " in capsys.readouterr().err
 
 
-QUICK = ("step", "balancers", "exchange")
+QUICK = ("step", "exchange")
 CASES = [*QUICK, *sorted(set(programs()) - TESTED_ELSEWHERE - set(QUICK))]
 
 

@@ -107,7 +107,7 @@ def trained(small):
     keras.utils.set_random_seed(0)
     rows = [*ROWS, {"text": "stop it", "tags": "O O", "intent": "Stop"}]
     model = intents.Model(rows * 8, [{"text": "?", "tags": "B-new", "intent": "New"}])
-    model.fit(rows * 8, 80, 0, lambda: None)
+    model.fit(rows * 8, 40, 0, lambda: None)
     return model
 
 
