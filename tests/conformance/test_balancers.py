@@ -13,7 +13,7 @@ from tests.helpers.cases import quick
 METHODS = ["Sum", "EqualNorms", "UPGrad", "MGDA", "NashMTL", "IMTLG", "PCGrad"]
 
 
-@pytest.mark.first_cases(7)
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("level", ["representation", "parameters"])
 @pytest.mark.parametrize("method", METHODS)
 def test_balancer_in_the_step_is_its_definition_in_float64(method, level):

@@ -95,8 +95,9 @@ def computed(trainer):
     return [np.asarray(found[id(each)]) for each in tensors_of(trainer)]
 
 
-@pytest.mark.parametrize("kind", ["spectrum", "pair", "two"])
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 3}, {"run_eagerly": False}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"), [("spectrum", {}), ("pair", {"micro_batches": 3}), ("two", {"run_eagerly": False})]
+)
 def test_the_encoder_learns_what_a_tape_says(kind, options):
     trainer = trainer_of(kind, **options)
     found = computed(trainer)

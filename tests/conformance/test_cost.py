@@ -39,7 +39,7 @@ class CountingEncoder(keras.layers.Layer):
 AT_PARAMETERS = {"balance_at": "parameters", "micro_batches": 2}
 
 
-@pytest.mark.first_cases(5)
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     ("options", "forward", "backward"),
     [

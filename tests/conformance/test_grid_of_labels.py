@@ -174,7 +174,7 @@ def check_loss(loss, start):
     return counts
 
 
-@pytest.mark.first_cases(9)
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("number, loss", list(enumerate(LOSSES)))
 def test_losses(number, loss):
     trained, refused = check_loss(loss, 5 * number)
@@ -250,7 +250,7 @@ def check_metric(name, start):
     return count
 
 
-@pytest.mark.first_cases(10)
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("number, name", list(enumerate(METRICS)))
 def test_metrics(number, name):
     assert check_metric(name, 5 * number) >= 2

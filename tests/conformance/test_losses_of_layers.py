@@ -177,7 +177,7 @@ def check(trainer, model, labels=Y, *, expected=None, batch_size=12):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.first_cases(len(KINDS))
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize(("way", "kind"), list(zip(itertools.cycle(WAYS), [*KINDS, *reversed(KINDS)])))
 def test_it_is_that_of_one_keras_model(kind, way):
     modules = way(KINDS[kind])
@@ -209,7 +209,7 @@ def test_however_an_update_is_computed(option, way, kind):
     check(trainer_of(*modules, **given), whole(*modules), batch_size=12 // given.get("gradient_accumulation_steps", 1))
 
 
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("way", "kind", "idle"), list(zip(WAYS, itertools.cycle(["kernel", "add_loss"]), ["weight", "labels", "labels"] * 2))
 )

@@ -30,7 +30,7 @@ def test_update_is_that_of_a_tape_by_hand(gathering, balanced, clip, missing, op
     assert_alike(actual, wanted)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.usefixtures("eager_updates")
 @pytest.mark.parametrize("gathering", ["both", "whole", "micro-batches", "batches"])
 def test_coefficients_that_are_known_before_are_those_of_a_tape_by_hand(gathering):

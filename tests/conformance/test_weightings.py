@@ -12,7 +12,7 @@ from tests.helpers.weighted import TOTALS, by_hand, trained
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("name", "gathering", "eagerly"),
     [

@@ -93,9 +93,10 @@ def test_an_optimizer_that_cannot_be_copied():
     trainer.compile("sgd")
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     ("metrics", "weighted"),
-    [(["mae"], None), (None, ["mae"]), (["mse"], ["mae"]), (["mae"], ["mae"]), ([keras.metrics.MeanAbsoluteError()], None)],
+    [(["mae"], ["mae"]), (None, ["mae"]), ([keras.metrics.MeanAbsoluteError()], None), (["mae"], None), (["mse"], ["mae"])],
 )
 def test_metrics_are_unweighted_and_weighted_metrics_weighted(metrics, weighted):
     weights = np.random.default_rng(1).random(32).astype("float32") ** 4

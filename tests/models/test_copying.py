@@ -47,6 +47,7 @@ def test_teacher_forcing(kind):
         assert np.all(logits[row][~probable] < -60)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_greedy_and_beam_search(kind, engine):
@@ -117,6 +118,7 @@ def test_a_word_that_was_never_seen_is_copied(tmp_path):
         np.testing.assert_array_equal(model.predict(others, verbose=0)["reply"][:, 0], 9 - marks)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision(policy):
     encoder = Seq2SeqEncoder(12, 3, 4, dtype=policy)

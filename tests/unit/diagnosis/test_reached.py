@@ -135,7 +135,7 @@ SUGGESTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", quick(6, SUGGESTED))
+@pytest.mark.parametrize("name", quick(4, SUGGESTED))
 def test_the_suggested_scaling_fits_labels_loss_and_module(name):
     make, loss, labels, expected = SUGGESTED[name]
     trainer, report = diagnosed(make(), loss, labels)
