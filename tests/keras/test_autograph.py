@@ -255,6 +255,7 @@ def of_ours(names):
 
 
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("parts", TOGETHER)
 def test_users_control_flow_over_tensors_works_in_fit(parts, converted):
     found = trained(parts(by_python))

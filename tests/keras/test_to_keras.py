@@ -63,11 +63,11 @@ def two_inputs():
 
 ENCODERS = {
     "sequence": (sequence, None),
-    "functional": (functional, None),
-    "layer": (lambda: L.Dense(8, "tanh"), None),
     "own layer": (Noisy, None),
     "parts": (parts, "wide"),
     "two inputs": (two_inputs, None),
+    "functional": (functional, None),
+    "layer": (lambda: L.Dense(8, "tanh"), None),
 }
 
 
@@ -94,6 +94,7 @@ def assert_same(one, other):
         np.testing.assert_allclose(one[name], other[name], rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_it_predicts_what_the_trainer_does_before_and_after_more_training(name):
     trainer = trained(name)

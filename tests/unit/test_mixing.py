@@ -71,6 +71,7 @@ def batches_of_passes(mixed, number):
     return [next(iter(first)).numpy().tolist() for _ in range(number)]
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("options", [{}, {"temperature": 1e9}, {"weights": {"a": 1, "b": 2}}], ids=str)
 def test_passes_differ_and_all_is_seen_in_the_long_run(options):
     def mixed(seed=5):
@@ -88,6 +89,7 @@ def test_passes_differ_and_all_is_seen_in_the_long_run(options):
         assert all((later - earlier) % 40 == 1 for earlier, later in zip(own, own[1:]))
 
 
+@pytest.mark.mathematics
 def test_the_other_heads_get_placeholders_of_their_kind():
     inputs = np.arange(8.0, dtype="float32").reshape(4, 2)
     tags, weights = np.arange(12).reshape(4, 3), np.arange(12.0).reshape(4, 3)
