@@ -129,8 +129,9 @@ def test_rules_of_a_module(form, jit_compile):
     fit(rows)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
-    ("monitor", "is_better"), [("val_size_loss", "less"), ("price_loss", "less"), ("val_price_accuracy", "greater")]
+    ("monitor", "is_better"), [("val_size_loss", "less"), ("val_price_accuracy", "greater"), ("price_loss", "less")]
 )
 def test_callbacks_know_whether_a_statistic_of_a_head_is_better_lower_or_higher(monitor, is_better, tmp_path):
     inputs, targets = tiny.data(8)

@@ -105,10 +105,8 @@ def test_raw_units_are_to_be_standardised_first(seed):
 
 # What is planted: the kind of the finding, its heads, what it says, and the options that are suggested.
 FOUND = {
-    "flat_module": ("scale", ("steep", "flat"), "times as large as that of 'flat'", {"balancer"}),
     "frozen": ("frozen encoder", (), "", set()),
     "few_labels": ("few labels", ("b",), "'b' has labels for only 6.2% of its elements", None),
-    "summed": ("scale", ("b", "a"), "of the encoder's gradient serves 'b'", {"balancer"}),
     "unreached": ("unreached", ("b",), "", set()),
     "logits": ("no probabilities", ("b",), "`from_logits=True`", None),
     "dead": ("dead encoder", None, "", set()),
@@ -117,10 +115,13 @@ FOUND = {
     "opposed_in_one_layer": ("conflict in one layer", None, "conflict in the layer 'oppose' (cosine -", None),
     "left_behind": ("left behind", ("late", "early"), "give the encoder a larger output or more layers", set()),
     "offset": ("unclear", None, "It cannot be told whether 'a' and 'b' (cosine -0.", set()),
+    "flat_module": ("scale", ("steep", "flat"), "times as large as that of 'flat'", {"balancer"}),
+    "summed": ("scale", ("b", "a"), "of the encoder's gradient serves 'b'", {"balancer"}),
 }
 ALONE = ("frozen", "dead", "opposed", "opposed_in_one_layer")
 
 
+@pytest.mark.first_cases(10)
 @SEEDS
 @pytest.mark.parametrize("name", FOUND)
 def test_the_planted_trouble_is_found(name, seed):
