@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from multihead._ground.replicas import all_reduce_sum
-from multihead._ground.tensors import deduplicate, scaled
+from multihead._ground.tensors import deduplicate, in_dtype, scaled
 from multihead._ground.types import Gradient, Tensor, Variable
 from multihead._ground.validation import check_choice, stop_unless
 
@@ -90,7 +90,7 @@ class GradientAccumulator(tf.Module):
             count = tf.identity(count)
         if self._momentum is not None:
             for state in (*self._sums, self._count):
-                state.assign(state * tf.cast(self._momentum, state.dtype))
+                state.assign(state * in_dtype(self._momentum, state.dtype))
         for total, gradient in zip(self._sums, gradients):
             if gradient is None:
                 continue

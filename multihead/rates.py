@@ -33,6 +33,7 @@ import tensorflow as tf
 from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
+from multihead._ground.tensors import precision_of
 from multihead._ground.types import Config, Layer, Tensor, Variable
 from multihead._ground.validation import as_python, check_between, did_you_mean, is_number, quoted
 
@@ -248,10 +249,10 @@ def check_factor(argument: str, factor: object) -> Factor:
 
 
 def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
-    """Factors at a step: numbers, and float32 scalars for those that are functions of it, each of which is called once."""
+    """Factors at a step: numbers, and scalars in at least float32 for functions of it, each of which is called once."""
     known: dict[Factor, tf.Tensor] = {}
     for factor in dict.fromkeys(factor for factor in factors if callable(factor)):
-        value = tf.cast(tf.convert_to_tensor(call_users(factor, step)), tf.float32)
+        value = _called(factor, step)
         if value.shape.rank != 0:
             raise ValueError(
                 f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. "
@@ -272,12 +273,18 @@ def largest(factors: Sequence[Factor]) -> Factor:
     if not changing:
         return constant
     return lambda step: tf.reduce_max(
-        tf.stack([constant, *(tf.cast(call_users(each, step), tf.float32) for each in changing)])
+        [tf.constant(constant, tf.float64), *(tf.cast(_called(each, step), tf.float64) for each in changing)]
     )
 
 
 def _times(factor: Factor, number: float) -> Factor:
-    return (lambda step: number * tf.cast(call_users(factor, step), tf.float32)) if callable(factor) else factor * number
+    return (lambda step: number * _called(factor, step)) if callable(factor) else factor * number
+
+
+def _called(factor: Callable[[Tensor], Tensor], step: tf.Tensor) -> tf.Tensor:
+    """What a function of the step returns, in at least float32."""
+    value = tf.convert_to_tensor(call_users(factor, step))
+    return tf.cast(value, precision_of([value.dtype]))
 
 
 class Rates(NamedTuple):

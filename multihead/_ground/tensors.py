@@ -121,6 +121,18 @@ def wide(values: tf.Tensor) -> tf.Tensor:
     return values if values.dtype in (tf.float32, tf.float64) or values.dtype.is_complex else tf.cast(values, tf.float32)
 
 
+def in_dtype(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """A number as a tensor of a dtype; `tf.cast` would round one of Python to float32 first."""
+    return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
+def as_widest(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors in the widest dtype of them, at least float32: those of a head that does not train are zeros of any dtype."""
+    tensors = [wide(tensor) for tensor in tensors]
+    dtype = max((tensor.dtype for tensor in tensors), key=lambda dtype: dtype.size)
+    return [tf.cast(tensor, dtype) for tensor in tensors]
+
+
 def has_gradients(tensor: Tensor) -> bool:
     """Whether a tensor can have a gradient: its numbers are fractions, real or complex."""
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
@@ -184,9 +196,9 @@ def half_square(gradient: Gradient) -> tf.Tensor:
 
 
 def norm(*gradients: Gradient) -> tf.Tensor:
-    """The Euclidean norm of gradients together, without duplicate rows, float32."""
+    """The Euclidean norm of gradients together, without duplicate rows, float64."""
     halves = [half_square(gradient) for gradient in gradients]
-    return tf.cast(tf.sqrt(2.0 * tf.add_n(halves)), tf.float32) if halves else tf.constant(0.0)
+    return tf.sqrt(2.0 * tf.add_n(halves)) if halves else tf.constant(0.0, tf.float64)
 
 
 def norm_of_present(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -195,9 +207,9 @@ def norm_of_present(gradients: Sequence[Gradient]) -> tf.Tensor:
 
 
 def size(gradient: Gradient) -> tf.Tensor:
-    """The number of elements of the variable that a gradient belongs to, float32."""
+    """The number of elements of the variable that a gradient belongs to, float64."""
     shape = gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else tf.shape(gradient)
-    return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
+    return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float64)
 
 
 def with_none(present: Sequence[Nested], *, like: Sequence[object]) -> list[Nested]:
@@ -240,16 +252,18 @@ def zeros_like(gradient: Gradient, shape: Tensor) -> Gradient:
 class Rows(NamedTuple):
     """The heads' gradients of one tensor as the rows of a matrix."""
 
-    values: tf.Tensor  # `[num_heads, n]`, float32
+    values: tf.Tensor  # `[num_heads, n]`, at least float32
     restore: Callable[[tf.Tensor], Gradient]  # converts `[n]` values back to a gradient of the tensor
 
     def times(self, factors: tf.Tensor | None) -> Rows:
         """Multiplies each row by its factor, `[num_heads]`; unchanged for None."""
-        return self if factors is None else self._replace(values=self.values * factors[:, tf.newaxis])
+        if factors is None:
+            return self
+        return self._replace(values=self.values * tf.cast(factors, self.values.dtype)[:, tf.newaxis])
 
 
 def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
-    """Stacks the heads' gradients of one tensor; None if no head has one.
+    """Stacks the heads' gradients of one tensor, in the widest dtype of them; None if no head has one.
 
     Sparse gradients become rows over the union of their indices, which have the same inner products as dense gradients.
     """
@@ -260,7 +274,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
         heads = [i for i, gradient in enumerate(gradients) if gradient is not None]
         owners = tf.concat([tf.fill([tf.size(each.indices)], i) for i, each in zip(heads, present)], axis=0)
         indices, positions = tf.unique(tf.concat([gradient.indices for gradient in present], axis=0))
-        values = tf.concat([wide(gradient.values) for gradient in present], axis=0)
+        values = tf.concat(as_widest([gradient.values for gradient in present]), axis=0)
         # One sum for all heads, whose segments follow one another: XLA cannot split the positions by head.
         segments = owners * tf.size(indices) + positions
         rows = tf.math.unsorted_segment_sum(values, segments, len(gradients) * tf.size(indices))
@@ -269,10 +283,9 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
             tf.reshape(rows, [len(gradients), -1]),
             lambda values: tf.IndexedSlices(tf.reshape(values, shape), indices, dense_shape),
         )
-    dense = [None if gradient is None else wide(tf.convert_to_tensor(gradient)) for gradient in gradients]
-    template = next(gradient for gradient in dense if gradient is not None)
-    zero = tf.zeros_like(template)
-    rows = [tf.reshape(zero if gradient is None else gradient, [-1]) for gradient in dense]
+    dense = as_widest([tf.convert_to_tensor(gradient) for gradient in present])
+    template, zero = dense[0], tf.zeros_like(dense[0])
+    rows = [tf.reshape(zero if gradient is None else gradient, [-1]) for gradient in with_none(dense, like=gradients)]
     return Rows(tf.stack(rows), lambda values: tf.reshape(values, tf.shape(template)))
 
 

@@ -34,13 +34,12 @@ from multihead.weighting import Weighting
 
 
 class HeadWeights(keras.layers.Layer):
-    """One variable per head, saved and loaded by the head's name."""
+    """One float64 variable per head, which holds the user's number as it is, saved and loaded by the head's name."""
 
     def __init__(self, values: Mapping[str, Given]) -> None:
-        dtype = "float64" if keras.backend.floatx() == "float64" else "float32"
-        super().__init__(name="head_weights", dtype=dtype, trainable=False)
-        initial = {name: keras.initializers.Constant(np.asarray(value, dtype)) for name, value in values.items()}
-        self.by_head = {name: add_state(self, f"of_{name}", (), value, dtype) for name, value in initial.items()}
+        super().__init__(name="head_weights", dtype="float64", trainable=False)
+        initial = {name: keras.initializers.Constant(np.asarray(value, "float64")) for name, value in values.items()}
+        self.by_head = {name: add_state(self, f"of_{name}", (), value, "float64") for name, value in initial.items()}
         self.built = True
 
     def save_own_variables(self, store: dict[str, Tensor]) -> None:

@@ -149,7 +149,7 @@ class Balancer(Method):
             active: `[num_heads]` booleans: which heads the update trains.
 
         Returns:
-            A boolean scalar, whether the method needs the inner products of this update, and `[num_heads]` float32, the
+            A boolean scalar, whether the method needs the inner products of this update, and `[num_heads]` numbers, the
             coefficients: with `lags` of every update, otherwise of those that do not need inner products. None, the default:
             the coefficients are computed in every update.
         """

@@ -159,7 +159,7 @@ class Every(Balancer):
     def _between(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         """The coefficients of a step at which nothing is computed."""
         found = self.balancer.known(step, active) if self.lags else None
-        return tensor_variable(self.cached).read_value() if found is None else found[1]
+        return tensor_variable(self.cached).read_value() if found is None else tf.cast(found[1], tf.float32)
 
     def _is_due(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         solved = tensor_variable(self.solved).read_value()

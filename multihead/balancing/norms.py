@@ -36,7 +36,7 @@ class Sum(PreferenceBalancer):
     norms_only = lags = True
 
     def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.constant(True), tf.constant(self._numbers(int(active.shape[0])), tf.float32)
+        return tf.constant(True), tf.constant(self._numbers(int(active.shape[0])), tf.float64)
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         gramian = tf.convert_to_tensor(gramian)
@@ -211,7 +211,7 @@ class NormFloor(PreferenceBalancer):
         self.masses = self.add_state("masses", (num_heads,))
 
     def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.constant(True), tf.cast(self._coefficients(), tf.float32)
+        return tf.constant(True), self._coefficients()
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows, coefficients = unit_rows(gramian), self._coefficients()

@@ -251,8 +251,8 @@ def check_class_weight(weights: object) -> dict[int, float]:
 
 
 def weights_of_classes(weights: Mapping[int, float], targets: tf.Tensor, rank: int) -> tf.Tensor:
-    """The weight of each element's class, float32: of its class number, or of the largest of its columns."""
+    """The weight of each element's class, float64: of its class number, or of the largest of its columns."""
     classes = tf.argmax(targets, axis=-1) if targets.shape.rank > rank else targets
     beyond = max(weights) + 1  # one entry more, for all classes without a weight at the end
-    table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)])
+    table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)], tf.float64)
     return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))

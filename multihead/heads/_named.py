@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from multihead import losses
@@ -98,12 +97,10 @@ class NamedHead:
     @property
     def weight(self) -> Weight:
         """The weight: a function, or the current number."""
-        given = self._value.weight
         if self.weight_variable is None:
-            return given
+            return self._value.weight
         with tf.init_scope():
-            present = float(tf.convert_to_tensor(self.weight_variable))
-        return given if given == present or np.float32(given) == present else present
+            return float(tf.convert_to_tensor(self.weight_variable))
 
     @property
     def takes_labelled_rows(self) -> bool:
