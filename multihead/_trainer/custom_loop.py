@@ -103,7 +103,8 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
         found = [tf.reduce_any(tf.not_equal(each, 0)) for each in values]
         flags.append(tf.reduce_any(found) if found else tf.constant(False))
     nobody = tf.zeros([len(network.heads)], tf.bool)
-    participation = Participation(nobody, nobody, tf.constant(True), tuple(flags))
+    has_any = tf.constant(any(gradient is not None for gradient in gradients.all))
+    participation = Participation(nobody, nobody, has_any, tuple(flags))
     return Change(gradients=gradients, clipped=gradients, step=step, participation=participation, broken=broken)
 
 
@@ -201,7 +202,8 @@ class CustomLoops(TrainerState):
                 your own, a head whose gradients are all None or zero is idle: its variables and slots do not change.
 
         Returns:
-            Whether the update was applied: False if a gradient is not finite, or if there is none.
+            Whether the update was applied: False if a gradient is not finite, if no head is active, or if a list of your own
+            has no gradient.
 
         Raises:
             ValueError: The trainer is not built yet, or a variable does not belong to it.

@@ -14,7 +14,7 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
 from multihead._ground.replicas import all_reduce_sum, assign, local
-from multihead._ground.tensors import all_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._ground.tensors import all_of, deduplicate, in_dtype, in_xla, is_finite, map_values, where
 from multihead._ground.types import Given, Gradient, Nested, Optimizer
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
@@ -42,12 +42,11 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     """
     network, gradients, takes_part = spec.network, update.clipped.all, update.participation
     places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
-    if not places and network.frozen:  # all that the active heads train: the update counts, and nothing changes
+    if not places:  # all that the active heads train is frozen: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         places = [i for i in range(len(gradients)) if i not in network.frozen]
         takes_part = takes_part._replace(groups=(tf.constant(False),) * len(takes_part.groups))
-    variables = [network.variables.all[i] for i in places]
-    trains_any = takes_part.any if places else tf.constant(False)
+    variables, trains_any = [network.variables.all[i] for i in places], takes_part.any
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
     # have the dtype of their variables, although balancing half precision, for one, gives float32.
     unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
@@ -83,14 +82,11 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
         def skip() -> None:
             for variable, value in zip(update.roll_back.variables, saved[0]):
                 assign(strategy, variable, value)
-            if places and has_loss_scaling(optimizer):
+            if has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
             spec.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
 
-        if places:
-            tf.cond(applies, apply, skip)
-        else:
-            skip()
+        tf.cond(applies, apply, skip)
 
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     saved = update.roll_back.values, [state[id(variable)] for _, variable in moves]
@@ -179,7 +175,7 @@ def _apply_scaled(
     def move() -> None:
         for i in scaled:
             old, new, factor = before[i], tensors[i].read_value(), steps[i]
-            moved = old + tf.cast(factor, old.dtype) * (new - old)
+            moved = old + in_dtype(factor, old.dtype) * (new - old)
             new = moved if isinstance(factor, float) else where(factor == 1, new, where(factor == 0, old, moved))
             constraint = getattr(variables[i], "constraint", None)
             new = new if constraint is None else where(tf.equal(steps[i], 0), new, constraint(new))

@@ -154,17 +154,25 @@ def test_a_custom_loop_is_traced_for_each_stage():
     assert all(gradient is not None for gradient, _ in pairs)
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("missing", ["key", "labels"])
-def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing):
-    trainer = MultiHeadTrainer(keras.layers.Dense(3))
+@pytest.mark.parametrize("frozen", ["trainable", "multiplier"])
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing, frozen, by_hand, run_eagerly):
+    rate, trainer = 0.0 if frozen == "multiplier" else 1.0, MultiHeadTrainer(keras.layers.Dense(3))
     trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.add_head("b", keras.layers.Dense(2, "softmax"), "sparse_categorical_crossentropy", learning_rate_multiplier=0.0)
-    trainer.compile("adam", encoder_learning_rate_multiplier=0.0)
+    trainer.add_head("b", keras.layers.Dense(2, "softmax"), "sparse_categorical_crossentropy", learning_rate_multiplier=rate)
+    trainer.encoder.trainable = trainer.heads["b"].module.trainable = frozen == "multiplier"
+    trainer.compile("adam", encoder_learning_rate_multiplier=rate, run_eagerly=run_eagerly)
     trainer.compute_gradients((X, Y))
     before = tiny.values(trainer.variables)
     targets = {"b": Y["b"]} if missing == "key" else {**Y, "a": np.full_like(Y["a"], np.nan)}
-    trainer.train_on_batch(X, targets)
-    assert int(trainer.update_count) == 1
+    if by_hand:
+        step = lambda: trainer.apply_gradients(trainer.compute_gradients((X, targets)))  # noqa: E731
+        assert step() if run_eagerly else tf.function(step)()
+    else:
+        trainer.train_on_batch(X, targets)
+    assert trainer.num_updates == int(trainer.update_count) == int(tiny.values([trainer.optimizer.iterations])[0]) == 1
     changed = [old.shape for old, new in zip(before, tiny.values(trainer.variables)) if (old != new).any()]
     assert set(changed) <= {()}  # counts and statistics
