@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -13,7 +15,7 @@ import tensorflow as tf
 from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
-from multihead._ground.tensors import map_values, where
+from multihead._ground.tensors import in_dtype, map_values, where
 from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
 from multihead._ground.validation import in_short
 
@@ -97,6 +99,9 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     if known and all(id(tensor) in known for tensor in tensors):
         if KERAS_3 and not optimizer.built:  # another wrapper around it
             optimizer.build(list(variables))
+        _save_as_built_for(optimizer, tensors)
+        if KERAS_3 and core.use_ema:
+            object.__setattr__(core, "_overwrite_model_variables_with_average_value", functools.partial(_overwrite, core))
         return [list(known[id(tensor)][1]) for tensor in tensors]
     if known or len(core.variables) > 2:  # two: a counter and the learning rate
         raise ValueError(
@@ -141,6 +146,70 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     return found
 
 
+# What Keras calls to save and to load the state of an optimizer, and the list of the variables that these then take.
+_SAVING = ("save_own_variables", "load_own_variables", "_saved_variables")
+
+
+def _save_as_built_for(optimizer: Optimizer, variables: Sequence[tf.Variable]) -> None:
+    """Makes an optimizer save its state as one that is built for some of its variables alone, in their order.
+
+    Keras saves and loads the state by position, and the optimizer of a trainer that is loaded is built for the variables of
+    its heads, in their order. This one may be older: of further heads, or of the same ones in another order.
+    """
+    core = optimizer_core(optimizer)
+    known, savers = _BUILT_FOR[core], list({id(each): each for each in (core, optimizer)}.values())
+    for saver, name in itertools.product(savers, _SAVING):
+        vars(saver).pop(name, None)
+    if list(known) == [id(variable) for variable in variables]:
+        return
+    strategy = tf.distribute.get_strategy()
+
+    @functools.cache
+    def of_core() -> list[Variable]:
+        with strategy.scope():
+            alone = copied_optimizer(core)
+            slots = build_optimizer(alone, variables)
+        places = {id(slot): (i, j) for i, of_variable in enumerate(slots) for j, slot in enumerate(of_variable)}
+        all_slots = {id(slot) for _, of_variable in known.values() for slot in of_variable}
+        others = iter([variable for variable in core.variables if id(variable) not in all_slots])  # counters and rates
+        ordered = []
+        for variable in alone.variables:
+            i, j = places.get(id(variable), (None, 0))
+            ordered.append(next(others) if i is None else known[id(variables[i])][1][j])
+        return ordered
+
+    def saved(saver: Optimizer) -> list[Variable]:
+        inner = {id(variable) for variable in core.variables}
+        return [*(variable for variable in saver.variables if id(variable) not in inner), *of_core()]
+
+    def save(saver: Optimizer, store: dict[str, Tensor]) -> None:
+        for place, variable in enumerate(saved(saver)):
+            store[str(place)] = tf.convert_to_tensor(tensor_variable(variable)).numpy()
+
+    def load(saver: Optimizer, store: dict[str, Tensor]) -> None:
+        ordered = saved(saver)
+        if len(store.keys()) != len(ordered):
+            return type(saver).load_own_variables(saver, store)  # which says so
+        for place, variable in enumerate(ordered):
+            variable.assign(store[str(place)])
+
+    for saver, (name, method) in itertools.product(savers, zip(_SAVING, (save, load, saved))):
+        object.__setattr__(saver, name, functools.partial(method, saver))
+
+
+def _overwrite(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
+    """Gives variables the values of their moving averages, which Keras 3 takes by position."""
+    for variable in variables:
+        if id(tensor_variable(variable)) in _BUILT_FOR[optimizer]:
+            variable.assign(optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)])
+
+
+def variables_held_by(optimizer: Optimizer) -> list[Variable]:
+    """An optimizer's own variables, and those that it was built for, whether they are still in use or not."""
+    core = optimizer_core(optimizer)
+    return [*optimizer.variables, *core.variables, *(variable for variable, _ in _BUILT_FOR.get(core, {}).values())]
+
+
 def has_loss_scaling(optimizer: Optimizer) -> bool:
     """Whether this is a wrapper that scales losses by a factor that it may change."""
     return optimizer_core(optimizer) is not optimizer
@@ -157,16 +226,20 @@ def loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
 
 
 def optimizer_state(optimizer: Optimizer) -> list[Variable]:
-    """All variables of a built optimizer: slots, counters, the learning rate, and those of loss scaling."""
+    """All variables of a built optimizer, as they are saved: slots, counters, the learning rate, those of loss scaling."""
     core = optimizer_core(optimizer)
-    found = [*core.variables]
+    found = _saved_variables(core)
     if hasattr(core.learning_rate, "assign"):
         found.append(core.learning_rate)
     if core is not optimizer:
         of_scale = vars(optimizer._loss_scale) if not KERAS_3 else {}
         found += [value for _, value in sorted(of_scale.items()) if isinstance(value, tf.Variable)]
-        found += list(optimizer.variables)
+        found += _saved_variables(optimizer)
     return found
+
+
+def _saved_variables(optimizer: Optimizer) -> list[Variable]:
+    return list(optimizer._saved_variables() if "_saved_variables" in vars(optimizer) else optimizer.variables)
 
 
 def record_finite(optimizer: Optimizer, finite: bool) -> None:
@@ -235,20 +308,20 @@ def _decay(
     for variable, factor in zip(map(tensor_variable, variables), factors):
         if optimizer._use_weight_decay(variable) and not (isinstance(factor, float) and factor == 0):
             value = tf.identity(variable.read_value())
-            part = tf.cast(optimizer.weight_decay * factor, value.dtype)
+            part = in_dtype(optimizer.weight_decay * factor, value.dtype)
             assign(strategy, variable, value - value * part * tf.cast(rate, value.dtype))
 
 
 def _update_averages(strategy: tf.distribute.Strategy, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
     """Updates the optimizer's moving averages of some variables, as it does itself at the end of an update."""
     number = tf.identity(tensor_variable(optimizer.iterations).read_value())
-    # Keras 3's first average is the value after the first update; Keras 2 averages it with the initial value.
-    momentum = where(number > 1, optimizer.ema_momentum, 0.0) if KERAS_3 else tf.constant(optimizer.ema_momentum)
     frequency = optimizer.ema_overwrite_frequency
     for variable in variables:
         index = optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
         average, variable = tensor_variable(optimizer._model_variables_moving_average[index]), tensor_variable(variable)
-        part, value = tf.cast(momentum, variable.dtype), tf.identity(variable.read_value())
+        part, value = in_dtype(optimizer.ema_momentum, variable.dtype), tf.identity(variable.read_value())
+        # Keras 3's first average is the value after the first update; Keras 2 averages it with the initial value.
+        part = where(number > 1, part, 0.0) if KERAS_3 else part
         update = part * tf.identity(average.read_value()) + (1 - part) * value
         assign(strategy, average, update)
         if frequency:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, seed_variables, state_variables, use_seed_variables
-from multihead._ground.optimizers import optimizer_core, optimizer_state
+from multihead._ground.optimizers import optimizer_core, optimizer_state, variables_held_by
 from multihead._ground.types import Config, Layer, Trainer, Variable
 
 _METHODS = ("weighting", "balancer", "head_schedule")
@@ -47,7 +47,9 @@ def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]
     spec = trainer.update_spec
     parts["trainer"] = [trainer.updates_before, spec.awake, *spec.faults.state, *trainer.log_metrics.counters]
-    parts["others"] = found_in(trainer)
+    # Of what the optimizer has besides, for heads that the trainer no longer has, nothing is saved.
+    of_optimizer = {id(tensor_variable(variable)) for variable in variables_held_by(trainer.optimizer)}
+    parts["others"] = [variable for variable in found_in(trainer) if id(tensor_variable(variable)) not in of_optimizer]
     found: dict[str, tf.Variable] = {}
     seen: set[int] = set()
     for part, variables in parts.items():
