@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead._data.batch import Batch, decode_specs, encode_specs
 from multihead._formats.export import export_heads
 from multihead._formats.to_keras import keras_model
-from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
+from multihead._ground.keras import classes_of_shared_layers, input_shapes_kept, load_as_arrays, restorable
 from multihead._ground.layers import restored_apart, seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
@@ -67,11 +67,12 @@ class SavedTrainer(keras.Model):
         config = restorable(config)
         objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
         restore = partial(keras.saving.deserialize_keras_object, custom_objects=objects)
-        trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
-        for head in config["heads"]:
-            known = [trainer.encoder, *(each.module for each in trainer.heads.values())]
-            arguments = restored_apart(partial(_restored, head, restore), known)
-            trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
+        with input_shapes_kept():
+            trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
+            for head in config["heads"]:
+                known = [trainer.encoder, *(each.module for each in trainer.heads.values())]
+                arguments = restored_apart(partial(_restored, head, restore), known)
+                trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
 
     def save_own_variables(self, store: dict[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import keras
@@ -223,6 +223,22 @@ def temporarily(attribute: str, values: Sequence[tuple[object, object]]) -> Iter
                 setattr(each, attribute, value)
             else:  # of its class
                 delattr(each, attribute)
+
+
+@contextmanager
+def input_shapes_kept() -> Iterator[None]:
+    """A context in which layers that are built as a file says know the shape of their inputs, as those that are called do.
+
+    Keras 2 saves it, and a second file would not say how to build them.
+    """
+    build = keras.layers.Layer.build_from_config
+
+    def build_from_config(layer: Layer, config: Config) -> None:
+        build(layer, config)
+        layer._build_input_shape = config["input_shape"]
+
+    with nullcontext() if KERAS_3 else temporarily("build_from_config", [(keras.layers.Layer, build_from_config)]):
+        yield
 
 
 def validates_during_fit(arguments: Mapping[str, object]) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, clipping, schedules
+from multihead import Head, MultiHeadTrainer, balancing, clipping, schedules
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 
@@ -150,6 +150,22 @@ def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path
     loaded.compile("adam", run_eagerly=True)
     fit(loaded)
     assert int(loaded.update_count) == int(trainer.update_count) + 1
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_trainer_that_has_seen_no_data_is_saved_and_loaded_again_and_again(times, tmp_path):
+    layers = [keras.layers.LayerNormalization(), keras.layers.Dense(3), keras.layers.Dense(2)]
+    parts = [keras.Sequential(layers[:2]), layers[2], keras.layers.Dense(1)]
+    for part in parts:
+        part(np.zeros((1, 3), "float32"))
+    trainer = MultiHeadTrainer(parts[0], heads={"a": Head(parts[1], "mse"), "b": Head(parts[2], "mse")})
+    expected = [parts[0](X[:2]), *(trainer.heads[name].module(np.ones((2, 3), "float32")) for name in "ab")]
+    for _ in range(times):
+        trainer.save(tmp_path / "trainer.keras")
+        trainer = keras.models.load_model(tmp_path / "trainer.keras")
+    found = [trainer.encoder(X[:2]), *(trainer.heads[name].module(np.ones((2, 3), "float32")) for name in "ab")]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.first_cases(1)
