@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
+from tests.sequences.__main__ import run
 from tests.sequences.machine import Machine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def run(machine: type[Machine], sequences: int, calls: int) -> None:
-    options: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    chosen = settings(derandomize=True, max_examples=sequences, stateful_step_count=calls, print_blob=False, **options)
-    run_state_machine_as_test(machine, settings=chosen)
-
-
-def test_calls_in_any_order():
-    run(Machine, sequences=8, calls=12)
+@pytest.mark.parametrize("seed", range(2))
+def test_calls_in_any_order(seed):
+    error = run(seed, Machine, steps=12, shrinks=False)
+    if error is not None:
+        command = f"python -m tests.sequences --seed {seed} --steps 12 --faults 1"
+        raise AssertionError(f"`{command}` prints the smallest sequence that shows this fault.") from error
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("eager", [True, False])
 def test_more_calls_in_any_order(eager):
-    run(type("Longer", (Machine,), {"eager": eager}), sequences=100, calls=25)
+    for seed in range(20):
+        error = run(seed, type("Machine", (Machine,), {"eager": eager}), steps=25, shrinks=True)
+        assert error is None, "\n".join([f"seed {seed}: {error!r}", *getattr(error, "__notes__", [])])

@@ -15,10 +15,10 @@ import numpy as np
 PARTS = ("kernel", "bias")
 RATES: dict[str, Any] = {
     "one": lambda step: 1.0,
-    "half": lambda step: 0.5,
+    "third": lambda step: 1 / 3,
     "frozen": lambda step: 0.0,
     "every_other": lambda step: float(step % 2),
-    "staged": lambda step: 0.0 if step < 3 else 0.5,
+    "staged": lambda step: 0.0 if step < 3 else 1 / 3,
 }
 """Factors of learning rates by their names, as functions of the number of updates."""
 FROZEN = {"frozen": lambda step: True, "staged": lambda step: step < 3}
@@ -210,11 +210,6 @@ class Twin:
         chosen = [name for name in labelled if name in self.options.schedule["active"](self.count)]
         return chosen or self.options.schedule["passed_on"](labelled, self.count)
 
-    def passes_turn(self, window: list[Any]) -> bool:
-        """Whether the turn of heads that cannot train goes to others."""
-        active = self.active(window)
-        return bool(active and self.options.schedule and set(active).isdisjoint(self.options.schedule["active"](self.count)))
-
     def rows(self, window: list[Any], name: str) -> tuple[float, float, dict, list[np.ndarray], dict]:
         """Of a head's weighted mean loss: sum, count, gradients of its own variables, of the representation, of the encoder."""
         head = self.heads[name]
@@ -339,7 +334,7 @@ class Twin:
         return {"loss": total if counts else np.nan, **logs}
 
 
-PREFERENCE = {"sum": 1.0, "sum_of_halves": 0.5}
+PREFERENCE = {"sum": 1.0, "sum_of_thirds": 1 / 3}
 
 
 def add(sums: dict[Any, np.ndarray], gradients: dict[Any, np.ndarray]) -> None:
