@@ -152,6 +152,7 @@ def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path
     assert int(loaded.update_count) == int(trainer.update_count) + 1
 
 
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_trainer_that_has_seen_no_data_is_saved_and_loaded_again_and_again(times, tmp_path):
     layers = [keras.layers.LayerNormalization(), keras.layers.Dense(3), keras.layers.Dense(2)]
