@@ -25,7 +25,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tensorflow.python.framework import ops
 
 from tests.helpers import prepared  # noqa: F401 - TensorFlow as the tests want it
-from tests.sequences.machine import COUNTS, Machine
+from tests.sequences.machine import Machine
 
 
 def name_of(error: BaseException) -> str:
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         number += 1
     seconds = time.monotonic() - begin
     print(
-        f"Keras {keras.__version__}: {COUNTS}, seeds {given.seed} to {number - 1}, {seconds:.0f} seconds, {len(faults)} faults"
+        f"Keras {keras.__version__}: {Machine.counts}, seeds {given.seed} to {number - 1}, {seconds:.0f} seconds, {len(faults)} faults"
     )
     return int(bool(faults))
 

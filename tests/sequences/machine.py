@@ -14,47 +14,19 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from multihead import MultiHeadTrainer, Stages, balancing, callbacks, clipping, schedules
+from multihead import MultiHeadTrainer, balancing, callbacks
 from tests.helpers.keras_twin import Batches
 from tests.helpers.tiny import tensor_variable
 from tests.sequences import twin as twins
 from tests.sequences.data import COLUMNS, INPUTS, as_given, batches_of, drawn, parts
-from tests.sequences.twin import PARTS, PIECES, Head, Logs, Optimizer, Options, Twin
+from tests.sequences.follower import MOMENTS, Follower
+from tests.sequences.options import CLIPS, RATES, WEIGHTS, optimizer_of, schedule_of
+from tests.sequences.twin import PARTS, Head, Optimizer, Options, Twin
 
 UNITS = 3
 NAMES = ("a", "b", "c", "d")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-9}
 """By dtype, how far a number may be from the twin's, relative to the largest of its array."""
-
-COUNTS = {"sequences": 0, "rules": 0, "updates": 0}
-"""How much was tried so far, in this process."""
-
-
-@keras.saving.register_keras_serializable(package="sequences")
-def every_other(step: Any) -> Any:
-    return tf.cast(step % 2, tf.float64)
-
-
-@keras.saving.register_keras_serializable(package="sequences")
-def falling(step: Any) -> Any:
-    return 1 / (1 + tf.cast(step % 4, tf.float64))
-
-
-@keras.saving.register_keras_serializable(package="sequences")
-def at_times(step: Any) -> Any:
-    return tf.cast(step % 3 != 1, tf.float64)
-
-
-RATES: dict[str, Any] = {
-    "one": 1.0,
-    "third": 1 / 3,
-    "frozen": 0.0,
-    "every_other": every_other,
-    "staged": Stages({0: 0, 3: 1 / 3}),
-}
-WEIGHTS: dict[str, Any] = {"falling": falling, "at_times": at_times}
-CLIPS: dict[str, Any] = {"value": clipping.ByValue, "norm": clipping.ByNorm, "global_norm": clipping.ByGlobalNorm}
-MOMENTS = ("train begin", "epoch begin", "batch begin", "batch end", "epoch end")
 
 
 class Stop(Exception):  # noqa: N818 - no error of anything
@@ -72,111 +44,15 @@ def dense_layers(module: Any) -> list[Any]:
     ]
 
 
-class Follower(keras.callbacks.Callback):
-    """Makes the twin's updates in step with those of a `fit`, compares, and calls methods of the trainer in between.
-
-    Args:
-        machine: The machine.
-        epochs: The windows of every epoch.
-        actions: Triples of a moment, its number among those moments of the `fit`, and a function without arguments.
-        validation: The batches of the validation, or None.
-        after: Of a run that continues: the place at which it must begin, and the twin's states by place.
-    """
-
-    def __init__(self, machine: Machine, epochs: list[Any], actions: Any, validation: Any = None, after: Any = None) -> None:
-        super().__init__()
-        self.machine, self.epochs, self.actions, self.validation, self.after = machine, epochs, actions, validation, after
-        self.states: dict[Any, Any] = {}
-        self.epoch = self.updates = 0
-        self.weights: dict[str, float] = {}
-        self.seen: dict[str, int] = dict.fromkeys(MOMENTS, 0)
-
-    def get_run_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_run_state(self, state: Any) -> None:
-        pass
-
-    def act(self, moment: str, number: int) -> None:
-        for when, at, action in self.actions:
-            if (when, at) == (moment, number):
-                self.machine.moment = moment
-                try:
-                    action()
-                finally:
-                    self.machine.moment = None
-                self.machine.compare(f"after an action at {moment} {number}")
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.machine.twin.build()
-        self.machine.twin.idle = set()
-        self.weights = self.machine.twin.weights_of_evaluation()
-        if self.after is None:
-            self.act("train begin", 0)
-
-    def number_of(self, epoch: int, batch: int = 0) -> int:
-        return sum(len(windows) for windows in self.epochs[:epoch]) + batch
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch = epoch
-        if self.after is not None and self.after[0][0] == epoch:
-            if self.after[0][1]:
-                return
-            self.enter((epoch, 0))
-        self.machine.twin.logs = Logs()
-        self.note((epoch, 0))
-        self.act("epoch begin", epoch)
-
-    def note(self, place: Any) -> None:
-        self.states[place] = self.machine.twin.state()
-
-    def enter(self, place: Any) -> None:
-        """The first place of a run that continues."""
-        expected, states = self.after
-        assert place == expected, f"the run continues at {place} in place of {expected}"
-        self.after = None
-        self.machine.restore(states[place])
-        self.machine.compare("where a run continues")
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if batch == len(self.epochs[self.epoch]):  # Keras 2 notes the end of data of unknown length only afterwards
-            return
-        if self.after is not None:
-            self.enter((self.epoch, batch))
-        self.act("batch begin", self.number_of(self.epoch, batch))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        machine = self.machine
-        machine.twin.update(self.epochs[self.epoch][batch])
-        self.updates += 1
-        COUNTS["updates"] += 1
-        machine.compare(f"after batch {batch} of epoch {self.epoch}")
-        expected = machine.twin_logs()
-        if not machine.twin.logs.applied:
-            del expected["loss"]  # of nothing: 0, at which `TerminateOnNaN` does not stop
-        machine.compare_logs(logs, expected, "in a batch")
-        self.act("batch end", self.number_of(self.epoch, batch))
-        self.note((self.epoch, batch + 1))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        machine = self.machine
-        expected = machine.twin_logs()
-        if self.validation is not None:
-            found = machine.twin.evaluate(self.validation, self.weights)
-            expected |= {f"val_{name}": value for name, value in found.items()}
-        machine.compare_logs(logs, expected, "of an epoch", whole="val_")
-        self.act("epoch end", epoch)
-        self.note((epoch + 1, 0))
-
-
 class Machine(RuleBasedStateMachine):
     """A trainer and its twin."""
 
     eager: bool | None = None  # None: drawn
+    counts = {"sequences": 0, "rules": 0, "updates": 0}  # noqa: RUF012 - how much this process has tried so far
 
     def __init__(self) -> None:
         super().__init__()
-        COUNTS["sequences"] += 1
+        self.counts["sequences"] += 1
         self.folder = Path(tempfile.mkdtemp(prefix="sequences"))
         self.files = 0
         self.twin: Any = None
@@ -523,7 +399,7 @@ class Machine(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------------------- what callbacks may do, too
 
     def done(self, when: str) -> None:
-        COUNTS["rules"] += 1
+        self.counts["rules"] += 1
         self.has_data |= self.twin.variables is not None
         self.compare(when)
 
@@ -691,7 +567,7 @@ class Machine(RuleBasedStateMachine):
             x, y, weights = batches[0]
             self.trainer.train_on_batch(x, y, sample_weight=weights or None)
         self.twin.update(batches[:size])
-        COUNTS["updates"] += 1
+        self.counts["updates"] += 1
         self.done("after an update of one batch")
 
     # ------------------------------------------------------------------------------------------- saving
@@ -785,43 +661,6 @@ class Machine(RuleBasedStateMachine):
 
 def stop() -> None:
     raise Stop
-
-
-def optimizer_of(options: dict[str, Any]) -> Any:
-    """Keras's optimizer of some options of the twin's."""
-    rate = options["rate"]
-    if rate == "pieces":
-        rate = keras.optimizers.schedules.PiecewiseConstantDecay(*map(list, PIECES))
-    if options["kind"] == "sgd":
-        return keras.optimizers.SGD(rate, options.get("momentum", 0.0), weight_decay=options.get("decay") or None)
-    first, second = Optimizer.BETAS
-    epsilon = Optimizer.EPSILON
-    return keras.optimizers.AdamW(rate, weight_decay=options["decay"], beta_1=first, beta_2=second, epsilon=epsilon)
-
-
-def schedule_of(kind: str, names: list[str]) -> tuple[Any, Any]:
-    """A schedule, and the twin's."""
-    turns = {name: 1 + place % 2 for place, name in enumerate(names)}
-    if kind == "together":
-        return schedules.Together(), None
-    if kind == "alternate":
-        order = [name for name, number in turns.items() for _ in range(number)]
-
-        def following(able: list[str], step: int) -> list[str]:
-            return [name for name in (order * 2)[step % len(order) :] if name in able][:1]
-
-        return schedules.Alternate(turns), {"active": lambda step: [order[step % len(order)]], "passed_on": following}
-    drawn = schedules.Sample(turns, seed=3)
-    drawn.bind(names)
-
-    def active(step: int) -> list[str]:
-        return [name for name, is_active in zip(names, drawn.active(tf.constant(step, tf.int64)).numpy()) if is_active]
-
-    def others(able: list[str], step: int) -> list[str]:
-        passed_on = drawn.passed_on(tf.constant([name in able for name in names]), tf.constant(step, tf.int64))
-        return [name for name, is_active in zip(names, passed_on.numpy()) if is_active]
-
-    return schedules.Sample(turns, seed=3), {"active": active, "passed_on": others}
 
 
 warnings.filterwarnings("ignore", module="hypothesis")
