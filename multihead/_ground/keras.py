@@ -248,7 +248,7 @@ def validates_during_fit(arguments: Mapping[str, object]) -> bool:
 
 def forget_validation_data(model: Layer) -> None:
     """Drops validation data of a `fit` that ended with an exception, which Keras 2 would evaluate in the next one."""
-    vars(model).pop("_eval_data_handler", None)
+    model.__dict__.pop("_eval_data_handler", None)
 
 
 def steps_at_once(model: Layer) -> int:

@@ -16,7 +16,7 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import in_dtype, map_values, where
-from multihead._ground.types import Gradient, Optimizer, Tensor, Variable
+from multihead._ground.types import Given, Gradient, Optimizer, Tensor, Variable
 from multihead._ground.validation import in_short
 
 # The variables that an optimizer was built for, by identity, each with its slots.
@@ -189,11 +189,13 @@ def _save_as_built_for(optimizer: Optimizer, variables: Sequence[tf.Variable]) -
     def load(saver: Optimizer, store: dict[str, Tensor]) -> None:
         ordered = saved(saver)
         if len(store.keys()) != len(ordered):
-            return type(saver).load_own_variables(saver, store)  # which says so
+            type(saver).load_own_variables(saver, store)  # which says so
+            return
         for place, variable in enumerate(ordered):
             variable.assign(store[str(place)])
 
-    for saver, (name, method) in itertools.product(savers, zip(_SAVING, (save, load, saved))):
+    methods: list[Callable[..., Given]] = [save, load, saved]
+    for saver, (name, method) in itertools.product(savers, zip(_SAVING, methods)):
         object.__setattr__(saver, name, functools.partial(method, saver))
 
 
