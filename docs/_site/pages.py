@@ -37,9 +37,11 @@ MODULES = {
     "multihead.accumulation": "Accumulation",
     "multihead.callbacks": "Callbacks",
     "multihead.diagnosis": "Diagnosis",
+    "multihead.comparison": "Comparison",
     "multihead.plots": "Plots",
     "multihead.models": "Reference models",
     "multihead.models.search": "Search",
+    "multihead.models.crf": "Conditional random field",
     "multihead.testing": "Checks of your own methods",
 }
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}

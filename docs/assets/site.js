@@ -7,6 +7,7 @@ function markWideTables() {
       wrap.replaceWith(frame);
       frame.append(wrap);
     }
+    wrap.parentElement.classList.remove("wide-table");  // it widens cells, so it would stay
     wrap.parentElement.classList.toggle("wide-table", wrap.scrollWidth > wrap.clientWidth + 1);
   }
 }
