@@ -144,8 +144,7 @@ class DecoderCell:
         self.start_id = start_id
         self.end_id = end_id
         self.padding_id = padding_id
-        known = vocabulary_size if not copy_ids else vocabulary_size - copy_ids + 1
-        self.embedding = keras.layers.Embedding(known, embedding_size, name="embedding", dtype=policy)
+        self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
         self.recurrent_layers = [
             recurrent_layer(kind, units, name=f"layer_{index}", dtype=policy) for index in range(num_layers)
         ]
@@ -168,12 +167,8 @@ class DecoderCell:
             build_layer(self.vector_layer, None, None, self.units + width)
         if self.pointer_layer is not None:
             with tf.name_scope(self.pointer_layer.name):
-                self.pointer_layer.build(width)
+                self.pointer_layer.build(width + self.embedding_size)
         build_layer(self.output_layer, None, None, self.units)
-
-    def embed(self, ids: tf.Tensor) -> tf.Tensor:
-        """Vectors of ids; those that can only be copied have the last one in common."""
-        return self.embedding(tf.minimum(ids, self.embedding.input_dim - 1))
 
     def step(
         self,

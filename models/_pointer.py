@@ -17,7 +17,7 @@ class PointerMemory(NamedTuple):
     """What a pointer reads, prepared once per batch.
 
     Attributes:
-        keys: Projections of the encoder outputs, float32 `[batch, source time, units]`.
+        keys: Projections of the encoder outputs and the ids' embeddings, float32 `[batch, source time, units]`.
         mask: True at tokens, `[batch, source time]`.
         ids: One-hot ids of the source tokens in the vocabulary of the targets, float32 `[batch, source time, vocabulary]`.
     """
@@ -30,8 +30,8 @@ class PointerMemory(NamedTuple):
 class Pointer(keras.layers.Layer):
     """The pointer of a pointer-generator network.
 
-    With the vector `v` of a step, the key `k_s = W h_s` and the id `x_s` of source step `s`, and the decoder's own
-    distribution `P_vocabulary`:
+    With the vector `v` of a step, the id `x_s` of source step `s` and its embedding `e(x_s)` in the decoder, the key
+    `k_s = W [h_s; e(x_s)]`, and the decoder's own distribution `P_vocabulary`:
 
         P(w) = p P_vocabulary(w) + (1 - p) sum_{s: x_s = w} a_s,   p = sigmoid(u . v + b),   a = softmax(v . k_s)
 
@@ -39,7 +39,7 @@ class Pointer(keras.layers.Layer):
 
     Source: See, Liu and Manning (2017), arXiv 1704.04368, equations 8 and 9; unlike there, the weights `a` are not those of
     the decoder's attention but have keys of their own, as in Gu et al. (2016), arXiv 1603.06393. So `P` depends on the
-    step's vector alone, whatever computes it.
+    step's vector alone, whatever computes it. The embeddings tell apart what the encoder cannot: words unknown to it.
 
     Args:
         vocabulary_size: Number of ids, those that can only be copied included.
@@ -55,14 +55,17 @@ class Pointer(keras.layers.Layer):
         self.gate_layer = keras.layers.Dense(1, name="gate_layer", dtype="float32")
 
     def build(self, width: int) -> None:
-        """Creates the weights for encoder outputs of a width."""
+        """Creates the weights for a width of encoder outputs and embeddings together."""
         build_layer(self.key_layer, None, None, width)
         build_layer(self.gate_layer, None, None, self.units)
         self.built = True
 
-    def prepare(self, values: tf.Tensor, mask: tf.Tensor, ids: tf.Tensor) -> PointerMemory:
-        """The memory for encoder outputs `[batch, source time, width]`, their mask, and ids `[batch, source time]`."""
-        keys = self.key_layer(tf.cast(values, tf.float32))
+    def prepare(self, values: tf.Tensor, mask: tf.Tensor, ids: tf.Tensor, embedded: tf.Tensor) -> PointerMemory:
+        """The memory for encoder outputs, their mask and ids `[batch, source time]`, and the embeddings of the ids.
+
+        Outputs and embeddings are `[batch, source time, width]`, each of a width of its own.
+        """
+        keys = self.key_layer(tf.concat([tf.cast(values, tf.float32), tf.cast(embedded, tf.float32)], axis=-1))
         return PointerMemory(keys, mask, tf.one_hot(ids, self.vocabulary_size, dtype=tf.float32))
 
     def call(self, logits: tf.Tensor, vectors: tf.Tensor, memory: PointerMemory) -> tf.Tensor:

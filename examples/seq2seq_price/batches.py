@@ -193,7 +193,7 @@ class Vectorizers:
 def training_batches(
     examples: Examples, vectorizers: Vectorizers, batch_size: int, *, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """Batches of rows of similar lengths, reshuffled in every epoch, and their number per epoch.
+    """Batches of rows of similar lengths, of source or target, reshuffled in every epoch, and their number per epoch.
 
     They are `(inputs, {"reply": ids, **labels})`. The last batch of each of the up to eight buckets may be smaller. If words
     are copied, the rows have other names in every epoch.
@@ -201,12 +201,14 @@ def training_batches(
     ids = vectorizers(examples.texts, examples.targets)
     names = Names(ids, vectorizers.size) if vectorizers.copy_ids else None
     ids, of_rows = (ids, np.zeros([len(examples.texts), 0], np.int32)) if names is None else names.marked
-    lengths = ids.source.row_lengths().numpy()
+    lengths = np.maximum(ids.source.row_lengths(), ids.target.row_lengths())
     ends = 1 + np.unique(np.quantile(lengths, np.arange(1, 8) / 8).astype(int))
     rows = tf.data.Dataset.from_tensor_slices((ids, of_rows, examples.labels))
     batches = rows.shuffle(len(lengths), seed=seed).map(_as_vectors)
     batches = batches.bucket_by_sequence_length(
-        lambda ids, of_row, labels: tf.size(ids.source), ends.tolist(), [batch_size] * (len(ends) + 1)
+        lambda ids, of_row, labels: tf.maximum(tf.size(ids.source), tf.size(ids.target)),
+        ends.tolist(),
+        [batch_size] * (len(ends) + 1),
     )
     steps = int(np.ceil(np.bincount(np.searchsorted(ends, lengths, side="right")) / batch_size).sum())
     draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)

@@ -87,7 +87,7 @@ class RowDecoder:
         Excluded ids are neither generated nor copied.
         """
         states, vector = state
-        x = self.embeddings[min(token, len(self.embeddings) - 1)]
+        x = self.embeddings[token]
         if self.decoder.input_feeding:
             x = np.concatenate([x, vector])
         new_states = []
@@ -115,7 +115,8 @@ class RowDecoder:
         generating = sigmoid(vector @ gate[:, 0] + bias[0])
         probabilities = np.zeros(self.decoder.vocabulary_size)
         probabilities[: len(logits)] = generating * softmax(logits)
-        np.add.at(probabilities, self.copy_ids, (1 - generating) * softmax(self.outputs @ key @ vector))
+        read = np.concatenate([self.outputs, self.embeddings[self.copy_ids]], axis=1)
+        np.add.at(probabilities, self.copy_ids, (1 - generating) * softmax(read @ key @ vector))
         return np.log(probabilities + 1e-300)
 
     def teacher_forced(self, targets):
