@@ -41,8 +41,10 @@ DECAYS = {"encoder": 0.5, "tag": 0, "price": ByPath({"bias": 0}), "size": 3.0}
 DECAYS_OF_VARIABLES = [0.5, 0.5, 0.5, 0, 0, 1, 0, 3, 3]
 
 
-@pytest.mark.parametrize("decayed", [False, True])
-@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.first_cases(len(RATES))
+@pytest.mark.parametrize(
+    ("rates", "decayed"), [*zip(RATES, [False, True] * len(RATES)), *zip(RATES, [True, False] * len(RATES))]
+)
 def test_steps_are_those_of_gradient_descent_times_the_factors(rates, decayed):
     (given, factors), decays = RATES[rates], DECAYS if decayed else {}
     encoder, modules = tiny.modules()
