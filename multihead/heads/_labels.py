@@ -112,7 +112,8 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
     if spec.class_weight is None:
         return weights
     seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
-    return tf.math.divide_no_nan(weights, weights_of_classes(spec.class_weight, seen, weights.shape.rank))
+    by_class = weights_of_classes(spec.class_weight, seen, weights.shape.rank)
+    return tf.math.divide_no_nan(weights, tf.cast(by_class, weights.dtype))
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
