@@ -1,6 +1,6 @@
 """Random sequences for some minutes: `python -m tests.sequences --minutes 60`.
 
-Prints how many sequences, calls and updates were tried, and of each fault the smallest sequence that shows it.
+Prints how many sequences, calls and updates were tried, and of each fault the smallest sequence that shows it; Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -75,15 +76,16 @@ def main(arguments: list[str] | None = None) -> int:
     engine.MAX_SHRINKING_SECONDS = given.shrink
     machine = type("Machine", (Machine,), {"eager": {"yes": True, "no": False, "both": None}[given.eager]})
     begin, number, faults, gradients = time.monotonic(), given.seed, dict[str, str](), set(ops.gradient_registry._registry)
-    while time.monotonic() - begin < 60 * given.minutes and len(faults) < given.faults:
-        error = run(number, machine, given.steps, shrinks=given.shrink > 0)
-        if error is not None and (name := name_of(error)) not in faults:
-            faults[name] = "\n".join(getattr(error, "__notes__", []))
-            frames = [each for each in traceback.extract_tb(error.__traceback__) if "packages" not in each.filename]
-            trace = "".join(traceback.format_list(frames[-3:]))
-            print(f"\nFAULT, seed {number}: {name}\n{trace}{error}\n{faults[name]}", flush=True)
-        free_memory(gradients)
-        number += 1
+    with suppress(KeyboardInterrupt):
+        while time.monotonic() - begin < 60 * given.minutes and len(faults) < given.faults:
+            error = run(number, machine, given.steps, shrinks=given.shrink > 0)
+            if error is not None and (name := name_of(error)) not in faults:
+                faults[name] = "\n".join(getattr(error, "__notes__", []))
+                frames = [each for each in traceback.extract_tb(error.__traceback__) if "packages" not in each.filename]
+                trace = "".join(traceback.format_list(frames[-3:]))
+                print(f"\nFAULT, seed {number}: {name}\n{trace}{error}\n{faults[name]}", flush=True)
+            free_memory(gradients)
+            number += 1
     seconds = time.monotonic() - begin
     print(
         f"Keras {keras.__version__}: {Machine.counts}, seeds {given.seed} to {number - 1}, {seconds:.0f} seconds, {len(faults)} faults"

@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         self.number = 0  # of layers and modules so far
         self.has_data = False
         self.rng = np.random.default_rng(0)
-        self.tolerance = 0.0
+        self.dtype = "float32"
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -144,8 +144,8 @@ class Machine(RuleBasedStateMachine):
     def close(self, actual: Any, expected: Any, message: str) -> None:
         actual, expected = np.asarray(actual, "float64"), np.asarray(expected, "float64")
         scale = np.nanmax(np.abs(expected)) if np.isfinite(expected).any() else 0.0
-        absolute = self.tolerance * (scale + 1 / 64)
-        np.testing.assert_allclose(actual, expected, self.tolerance, absolute, err_msg=message)
+        tolerance = TOLERANCES[self.dtype]
+        np.testing.assert_allclose(actual, expected, tolerance, tolerance * (scale + 1 / 64), err_msg=message)
 
     def twin_logs(self) -> dict[str, float]:
         shows = dict(self.twin.options.others)["telemetry"] is not None
@@ -155,7 +155,8 @@ class Machine(RuleBasedStateMachine):
         """Compares logs; `whole` is the prefix of those of which there must be no others."""
         for name, value in expected.items():
             assert name in logs, f"{when}: {name} is not in the logs {sorted(logs)}"
-            self.close(float(logs[name]), value, f"{when}: {name}")
+            shown = {key: float(logs[key]) for key in expected if key in logs}
+            self.close(float(logs[name]), value, f"{when}: {name} of {shown}, not {expected},")
         if whole == "val_":
             others = [name for name in logs if name.startswith("val_") and name not in {*expected, "val_loss"}]
             assert not others, f"{when}: {others}"
@@ -188,7 +189,7 @@ class Machine(RuleBasedStateMachine):
             bottom = known[0] if known else self.add_layer(UNITS, UNITS)
             keys = (bottom, self.add_layer(COLUMNS, UNITS))
             module = keras.Sequential([self.layers[key] for key in keys])
-            module(tf.zeros((1, UNITS)))
+            module(tf.zeros((1, UNITS), self.dtype))  # to which Keras 2 casts inputs from then on
         self.number += 1
         key = f"m{self.number}"
         self.modules[key] = module, keys
@@ -208,7 +209,7 @@ class Machine(RuleBasedStateMachine):
     )
     def begin(self, dtype: str, eager: bool, two: bool, how: str, seed: int) -> None:
         keras.mixed_precision.set_global_policy(dtype)
-        self.tolerance = TOLERANCES[dtype]
+        self.dtype = dtype
         self.rng = np.random.default_rng(seed)
         self.eager = eager if self.eager is None else self.eager
         self.twin = Twin(())
