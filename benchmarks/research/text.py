@@ -73,7 +73,12 @@ def replies(name: str, options: Namespace) -> Line:
     }
 
 
-FILES = {ALONE: None, PLAIN: None, "NormFloor": balancing.NormFloor, "NormFloor 1": lambda: balancing.NormFloor(1.0)}
+FILES = {
+    ALONE: balancing.Sum,
+    PLAIN: balancing.Sum,
+    "NormFloor": balancing.NormFloor,
+    "NormFloor 1": lambda: balancing.NormFloor(1.0),
+}
 """The variants on files, and their balancers."""
 SHARE = 0.75
 """Two models alone with this fraction of the epochs take about as long as a joint one: see `costs` in the recorded line."""
@@ -105,9 +110,8 @@ def files(name: str, options: Namespace) -> Line:
             for heads, number in ways:
                 path = options.runs / f"{variant} {'-'.join(heads)} {seed}.json"
                 if not path.exists():
-                    make = FILES[variant]
                     chosen = {**vars(given), "seed": seed, "epochs": number, "output": str(path.with_suffix(""))}
-                    found = _one_run(Namespace(**{**chosen, "balancer": make and make()}), known, heads)
+                    found = _one_run(Namespace(**{**chosen, "balancer": FILES[variant]()}), known, heads)
                     path.write_text(json.dumps(found) + "\n")
                 runs.append(json.loads(path.read_text()))
                 print(variant, heads, seed, runs[-1], flush=True)

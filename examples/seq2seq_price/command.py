@@ -22,8 +22,8 @@ ORDERS: dict[str, Any] = {
     "learning_rate": 0.01, "weight_decay": 0.0,
 }  # fmt: skip
 FILES: dict[str, Any] = {
-    "epochs": 16, "units": 128, "embedding": 64, "attention": "auto", "dropout": 0.1, "batch_size": 128,
-    "learning_rate": 0.004, "weight_decay": 0.3,
+    "epochs": 12, "units": 96, "embedding": 64, "attention": "auto", "dropout": 0.1, "batch_size": 128,
+    "learning_rate": 0.004, "weight_decay": 0.03,
 }  # fmt: skip
 TRANSFORMER: dict[str, Any] = {"attention": "multi-head", "layers": 2, "learning_rate": 0.002}
 """The defaults on generated orders, with `--train`, and of a transformer."""
@@ -81,7 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="initial learning rate of AdamW, with cosine decay to 0" + _defaults("learning_rate"))
     add("--weight-decay", metavar="W", type=float, help="weight decay of AdamW" + _defaults("weight_decay"))
     add("--balancer", metavar="NAME",
-        help="train one model only, with this balancer for the heads' gradients, for example NormFloor")
+        help="train one model only, with this balancer for the heads' gradients, for example Sum "
+        "(default with --train: NormFloor with a floor of 1)")
     add("--micro-batches", **COUNT, default=1, help="micro-batches per batch, to save memory")
     add("--seed", metavar="N", type=whole(0), default=0, help="random seed for data, initial weights and order (default: 0)")
     add("--resume", action="store_true", help="continue the interrupted run in --output, with the same options")

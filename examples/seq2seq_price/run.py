@@ -124,7 +124,8 @@ def train_model(
 def compile_model(options: Namespace, model: PriceModel, steps: int) -> None:
     """Compiles a model's trainer as the options say, for so many batches per epoch."""
     given = {name: vars(options)[name] for name in ("learning_rate", "weight_decay", "micro_batches")}
-    compile_trainer(model.trainer, options.epochs * steps, balancer=balancing.get(options.balancer), **given)
+    balancer = balancing.get(options.balancer) or balancing.NormFloor(1.0)
+    compile_trainer(model.trainer, options.epochs * steps, balancer=balancer, **given)
 
 
 def _training_batches(options: Namespace, model: PriceModel, data: Data, worker: Worker) -> tuple[tf.data.Dataset, int]:
