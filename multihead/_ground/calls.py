@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
@@ -88,7 +89,27 @@ def graph_function(function: Function, **options: object) -> tf.types.experiment
         with around:
             return function(*args, **kwargs)
 
-    return tf.function(inside, autograph=False, **options)
+    made = tf.function(inside, autograph=False, **options)
+    omit_retracing_warning(made)
+    return made
+
+
+def omit_retracing_warning(function: object) -> None:
+    """Keeps the functions of TensorFlow that are in one from warning of retracing.
+
+    TensorFlow adds up the traces of all functions with the same code. Those of Keras, and of this package, are the same code
+    for each trainer, which traces its own, so that the third one would be warned of.
+    """
+    waiting, seen = [function], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            if inspect.isfunction(each):
+                waiting += [cell.cell_contents for cell in each.__closure__ or () if cell != types.CellType()]  # not empty
+            elif hasattr(each, "_omit_frequent_tracing_warning"):
+                each._omit_frequent_tracing_warning = True
+                waiting.append(each.python_function)
 
 
 def _is_of_library(function: object) -> bool:

@@ -15,6 +15,7 @@ from multihead._data.arrays import read_arrays
 from multihead._data.batch import unpack
 from multihead._data.data import Data
 from multihead._data.windows import batches_of_update, in_windows
+from multihead._ground.calls import omit_retracing_warning
 from multihead._ground.keras import (
     ProgressLine,
     callbacks_of,
@@ -222,6 +223,12 @@ class FittedTrainer(TrainerState):
             self.test_function = StepFunction(self, "test_function", super().make_test_function)
         return self.test_function
 
+    def make_predict_function(self, force: bool = False) -> Given:
+        """Makes the function that Keras calls for each step of `predict`."""
+        super().make_predict_function(force)
+        omit_retracing_warning(self.predict_function)
+        return self.predict_function
+
     def _replan(self, **changes: Given) -> None:
         """Changes the plan of the next steps of `fit`."""
         if isinstance(self.train_function, TrainFunction):
@@ -300,6 +307,7 @@ class StepFunction:
             before = getattr(trainer, self._attribute)
             self._make(force=True)
             self._functions[plan] = getattr(trainer, self._attribute)
+            omit_retracing_warning(self._functions[plan])
             setattr(trainer, self._attribute, before)
         earlier, trainer._plan.value = trainer._plan.value, plan
         try:

@@ -209,3 +209,16 @@ def test_validation_at_the_end_of_an_epoch_hides_no_skipped_update():
     with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.* from head 'size'"):
         history = trainer.fit(inputs, broken, batch_size=8, validation_data=(inputs, targets), verbose=0).history
     assert history["skipped_updates"] == [1] and np.isfinite(history["val_size_loss"][0])
+
+
+def test_further_trainers_are_not_warned_of_retracing(caplog):
+    """TensorFlow counts the traces of all functions that were made by the same code, those of all trainers."""
+    x, y = np.ones([8, 4], "float32"), np.arange(8.0)[:, None]
+    for _ in range(6):
+        trainer = MultiHeadTrainer(keras.layers.Dense(3))
+        trainer.add_head("a", keras.layers.Dense(1), "mse", target_scaling="standardize")
+        trainer.compile("adam", run_eagerly=False)
+        trainer.fit(x, y, validation_data=(x, y), verbose=0)
+        trainer.predict(x, verbose=0)
+        trainer.diagnose(x, y)
+    assert "retracing" not in caplog.text
