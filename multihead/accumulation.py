@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from multihead._ground.replicas import all_reduce_sum
-from multihead._ground.tensors import deduplicate, in_dtype, scaled
+from multihead._ground.tensors import deduplicate, in_dtype, precision_of, scaled
 from multihead._ground.types import Gradient, Tensor, Variable
 from multihead._ground.validation import check_choice, stop_unless
 
@@ -57,14 +57,15 @@ class GradientAccumulator(tf.Module):
         self._momentum = momentum
         of_replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
         options = {"trainable": False, **of_replicas}
-        zeros = [tf.zeros(each.shape, tf.float64 if each.dtype == "float64" else tf.float32) for each in variables]
+        dtypes = [precision_of([tf.as_dtype(each.dtype)]) for each in variables]
+        zeros = [tf.zeros(each.shape, dtype) for each, dtype in zip(variables, dtypes)]
         self._sums = [tf.Variable(each, **options) for each in zeros]
-        self._count = tf.Variable(0.0, **options)
+        self._count = tf.Variable(tf.zeros([], precision_of(dtypes)), **options)
         self._given = tf.Variable(tf.zeros([len(zeros)]), **options)
 
     @property
     def count(self) -> tf.Tensor:
-        """The sum of the counts since the last reset, a float32 scalar; over all replicas if read outside of them."""
+        """The sum of the counts since the last reset, in the sums' widest dtype; over all replicas if read outside of them."""
         return tf.convert_to_tensor(self._count)
 
     def add(self, gradients: Sequence[Gradient], count: Tensor = 1.0, *, reduction: str = "mean") -> None:
@@ -84,7 +85,7 @@ class GradientAccumulator(tf.Module):
                 f"Received: {len(gradients)}. Keep the Nones that `tape.gradient` returns."
             )
         check_choice("reduction", reduction, ("mean", "sum"))
-        count = tf.cast(count, tf.float32)
+        count = in_dtype(count, self._count.dtype)
         parts = ["`count` must be a finite number of at least 0. Received: ", count, ". Pass the number of elements."]
         with tf.control_dependencies(stop_unless((count >= 0) & tf.math.is_finite(count), lambda: parts)):
             count = tf.identity(count)

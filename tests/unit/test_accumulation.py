@@ -63,6 +63,19 @@ def test_running_average_forgets_at_its_momentum():
         np.testing.assert_allclose(accumulator.mean()[0], [top / bottom], rtol=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_float64_is_not_rounded(momentum):
+    counts, values = [0.1, 1 / 3, 0.7], np.array([[0.3, -1.7], [2.0 / 3, 1.1], [1e-3, 5.3]])
+    accumulator = GradientAccumulator([tf.Variable([0.0], dtype="float32"), tf.Variable(values[0])], momentum=momentum)
+    total = count = 0.0
+    for number, value in zip(counts, values):
+        accumulator.add([None, tf.constant(value)], number)
+        total, count = (momentum or 1.0) * total + number * value, (momentum or 1.0) * count + number
+    assert accumulator.count.dtype == tf.float64
+    np.testing.assert_allclose(accumulator.count, count, rtol=1e-14)
+    np.testing.assert_allclose(accumulator.mean()[1], total / count, rtol=1e-14)
+
+
 def test_duplicate_rows_are_summed():
     table = tf.Variable(tf.zeros([3, 1]))
     accumulator = GradientAccumulator([table])
