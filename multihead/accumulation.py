@@ -65,7 +65,7 @@ class GradientAccumulator(tf.Module):
 
     @property
     def count(self) -> tf.Tensor:
-        """The sum of the counts since the last reset, in the sums' widest dtype; over all replicas if read outside of them."""
+        """The sum of the counts since the last reset, in the sums' widest dtype; over all replicas if read outside them."""
         return tf.convert_to_tensor(self._count)
 
     def add(self, gradients: Sequence[Gradient], count: Tensor = 1.0, *, reduction: str = "mean") -> None:
