@@ -25,8 +25,8 @@ MANY = 10
 """So many different copies after a context are names: `1 / sum_c p_c^2`, where `p_c` is the fraction of copy `c`."""
 MOST = 4
 """Names that are replaced in a row at most."""
-KNOWN = 0.75
-"""The fraction of rows whose names are replaced by known ones; those of the others become unknown."""
+KEPT, KNOWN = 0.6, 0.8
+"""The fraction of rows whose names are kept, and of those whose names are kept or replaced by known ones."""
 
 Span = tuple[int, ...]
 
@@ -104,7 +104,7 @@ class Names:
         number, shape = len(self.names), tf.shape(names)
         drawn = tf.random.stateless_uniform([shape[0], 1], seed)
         others = tf.random.stateless_uniform(shape, seed, maxval=number, dtype=tf.int32)
-        names = tf.where(drawn < KNOWN, others, number + others)
+        names = tf.where(drawn < KEPT, names, tf.where(drawn < KNOWN, others, number + others))
         return Rows(*(_filled(part, names, pieces) for part, pieces in zip(rows, self._as)))
 
 

@@ -39,8 +39,8 @@ def rows(number, seed, names=None):
 
 
 TRAIN, NAMES = rows(600, 0)
-SAMPLE = {"reply_exact": 0.25, "reply_slot_f1": 0.87, "price_accuracy": 0.92}
-"""What a sample of the restaurants must reach: it reached 0.299, 0.886 and 0.934."""
+SAMPLE = {"reply_exact": 0.25, "reply_slot_f1": 0.86, "price_accuracy": 0.91}
+"""What a sample of the restaurants must reach: it reached 0.311, 0.879 and 0.928 on Keras 3."""
 UNSEEN = ["Zubo", "Quax Wem", "Vlom Ba-Ku"]
 
 
@@ -177,7 +177,20 @@ def test_names_that_were_never_seen_come_through(tmp_path, capsys):
     """By `--predict`, and by an export; the validation data have no other names than the training data."""
     folder = tmp_path / "run"
     files = [written(tmp_path / f"{number}.csv", rows(number, 0, NAMES)[0]) for number in (600, 60)]
-    arguments = ["--train", files[0], "--dev", files[1], "--epochs", "10", "--units", "24", "--batch-size", "32"]
+    arguments = [
+        "--train",
+        files[0],
+        "--dev",
+        files[1],
+        "--epochs",
+        "6",
+        "--units",
+        "24",
+        "--batch-size",
+        "16",
+        "--learning-rate",
+        "0.01",
+    ]
     assert command.main([*arguments, "--output", str(folder), "--export", str(folder / "export")]) == 0
     said = capsys.readouterr().out
     assert "words can be copied: 100% of the words in `meaning`" not in said and "words can be copied" in said
