@@ -151,8 +151,18 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
             found[name][argument] = [_unshared(metric, output, taken) for metric in each[place] if metric is not None]
             taken |= {log_name(metric) for metric in found[name][argument]}
         if loss is not None:
-            found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
+            found[name]["weight"] = 1.0 if weights[place] is None else _number(weights[place], name)
     return found
+
+
+def _number(weight: Given, name: str) -> float:
+    """The weight of an output's loss; a `ValueError` for a variable, whose next values nobody would see."""
+    if isinstance(weight, (tf.Variable, getattr(keras, "Variable", tf.Variable))):
+        raise ValueError(
+            f"`model` must be compiled with numbers as `loss_weights`. Received: {weight!r} for {name!r}. Pass a number; to "
+            f"change it while training, call `trainer.set_weight({name!r}, value)` in a callback."
+        )
+    return float(weight)
 
 
 def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
@@ -187,10 +197,22 @@ def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> l
             return list(given)
     elif for_all:
         return [given] * count
+    names = quoted(_outputs_of(model))
+    remedy = f"Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
+    if any(isinstance(each, (Mapping, list, tuple)) for each in _values(model.output)):
+        remedy = (
+            "The outputs are nested: build `keras.Model(model.inputs, ...)` again with a dict that has no others in it, "
+            f"which shares all layers, and pass `{argument}` by its keys."
+        )
     raise ValueError(
         f"`model` must be compiled with `{argument}` for its outputs. Received: {argument}={given!r}, and the outputs "
-        f"{quoted(_outputs_of(model))}. Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
+        f"{names}. {remedy}"
     )
+
+
+def _values(structure: Nested) -> Iterable[Nested]:
+    """The values of a dict, or the elements of a list."""
+    return structure.values() if isinstance(structure, Mapping) else structure
 
 
 def _metrics_of(model: Layer, argument: str, given: Given) -> list[list[Metric]]:

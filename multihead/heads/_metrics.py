@@ -64,6 +64,7 @@ class HeadMetric:
         # which get the labelled rows alone.
         self.over: str | None = None
         self.column: int | None = None  # the only one that it reads
+        self._is_paired = False  # whether it needs targets of the predictions' shape although weights of 0 leave no row out
         self.by_column = False  # whether it distinguishes columns although it counts elements
         self.rank = 1  # how many axes are merged into one of rows
         # The number of rows that count, which may be none although there are labels; None if it need not be known.
@@ -83,7 +84,7 @@ class HeadMetric:
         if _has_columns(metric, kind):
             self.over, self.by_column = ELEMENTS, True
         elif isinstance(metric, keras.metrics.FBetaScore):  # whose axis is another thing
-            return
+            self._is_paired = True
         elif {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
             self._reads = None
         elif hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or a column per class, on either side
@@ -94,7 +95,8 @@ class HeadMetric:
         else:
             function = FUNCTIONS.get(_snake_case(kind.__name__)) if self._wrapped is None else known(self._wrapped, options)
             # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
-            if function is not None and "correlation" not in getattr(self._wrapped, "__name__", _snake_case(kind.__name__)):
+            self._is_paired = "correlation" in getattr(self._wrapped, "__name__", _snake_case(kind.__name__))
+            if function is not None and not self._is_paired:
                 self.over = function.over
             self.column = getattr(metric, "class_id", None)
 
@@ -119,7 +121,7 @@ class HeadMetric:
         """
         shape = with_columns(predictions.shape)
         seen, wanted = aligned_shape(targets.shape, shape, self.over), shape[:-1] if self.over == CLASSES else shape
-        if self.over is not None and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
+        if (self.over is not None or self._is_paired) and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
             raise ValueError(
                 f"`metrics` of head {head!r} must fit its targets, but {self.metric.name!r} needs targets of shape {wanted} "
                 f"for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. Choose a metric "

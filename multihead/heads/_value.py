@@ -176,7 +176,8 @@ def check_weight(weight: object) -> Weight:
     if not is_number(weight) or weight < 0:
         raise ValueError(
             "`weight` must be a finite number of at least 0, or a function of the step. "
-            f"Received: weight={weight!r}. To leave a head out, pass 0."
+            f"Received: weight={weight!r}. To leave a head out, pass 0; to change its weight while it is trained, call "
+            "`trainer.set_weight` in a callback."
         )
     return float(weight)
 

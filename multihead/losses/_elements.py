@@ -165,6 +165,13 @@ class ElementLoss:
             if isinstance(first, ReductionError):
                 raise ValueError(str(first)) from None
             shapes = [tf.TensorShape([None, *spec.shape[1:]]) for spec in (targets, predictions)]
+            if "KerasTensor" in str(first):
+                raise ValueError(
+                    f"The loss {self.name!r} must use its targets and predictions alone. Received: a loss that uses a "
+                    "symbolic tensor of a model, that is, an input, another output or the result of a layer, which has no "
+                    "values here. Pass weights as `sample_weight`; concatenate what else it needs to the predictions or to "
+                    "the targets, or call `self.add_loss` in a layer that has it."
+                ) from error
             raise ValueError(
                 f"The loss {self.name!r} must take the head's targets and predictions. Received: targets of shape "
                 f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
@@ -202,6 +209,8 @@ class ElementLoss:
         returned = call_users(self._function, targets, predictions)
         pair = returned if isinstance(returned, (tuple, list)) and len(returned) == 2 else (returned,)
         values, *counts = (tf.convert_to_tensor(each) for each in pair)
+        if self.known is None:
+            values, *counts = (_without_kept_axes(each, shape) for each in (values, *counts))
         mask = keras_mask(values)
         if self.couples_rows and mask is not None and not counts:  # rows that Keras does not count either
             values, counts, mask = where(mask, values, 0.0), [mask], None
@@ -244,6 +253,15 @@ def no_loss() -> ElementLoss:
 
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
+
+
+def _without_kept_axes(values: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Values without their last axes of size 1 where the predictions' `shape` has others, as `keepdims` leaves them."""
+    rank = kept = values.shape.rank or 0
+    has_others = rank > shape.rank or any(one == 1 and other != 1 for one, other in zip(values.shape, shape))
+    while has_others and kept > 1 and values.shape[kept - 1] == 1:
+        kept -= 1
+    return values if kept == rank or keras_mask(values) is not None else tf.squeeze(values, list(range(kept, rank)))
 
 
 def get(loss: Loss) -> ElementLoss:

@@ -362,7 +362,39 @@ def misnamed_loss():
     return model
 
 
+def nested_outputs(structure, loss):
+    def make():
+        inputs, hidden = trunk()
+        model = keras.Model(inputs, structure(*(layers.Dense(1, name=name)(hidden) for name in "pqr")))
+        model.compile("sgd", loss=loss)
+        return model
+
+    return make
+
+
+def weighed_by(make):
+    def weighed():
+        model = three_outputs()
+        model.compile("sgd", loss=dict.fromkeys("abc", "mse"), loss_weights=make(VARIABLE(0.5)))
+        return model
+
+    return weighed
+
+
+NESTED = r"`model` must be compiled with `loss`.*'p', 'q', 'r'\. The outputs are nested: build `keras.Model\("
+VARIABLE = getattr(keras, "Variable", tf.Variable)
+BY_VARIABLE = r"numbers as `loss_weights`\. Received: <.*> for 'b'.*call `trainer.set_weight\('b', value\)` in a callback"
 ERRORS = [
+    (
+        nested_outputs(lambda p, q, r: {"p": p, "x": {"q": q, "r": r}}, {"p": "mse", "x": {"q": "mse", "r": "mae"}}),
+        None,
+        NESTED,
+    ),
+    (nested_outputs(lambda p, q, r: [p, [q, r]], ["mse", ["mse", "mae"]]), None, NESTED),
+    (nested_outputs(lambda p, q, r: {"p": p, "x": [q, r]}, {"p": "mse", "x": ["mse", "mae"]}), None, NESTED),
+    (weighed_by(lambda variable: {"b": variable}), None, BY_VARIABLE),
+    (weighed_by(lambda variable: [1.0, variable, 0.5]), None, BY_VARIABLE),
+    (weighed_by(lambda variable: {"a": 1.0, "b": tf.Variable(0.5)}), None, BY_VARIABLE),
     (one_output, None, r"`model` must have at least two outputs.*'only'.*add_head"),
     (Subclassed, None, r"`model` must be a functional model.*Subclassed.*MultiHeadTrainer\(encoder\)"),
     (own_step, None, r"`model` must be a functional model.*OwnStep.*code of its own"),

@@ -8,6 +8,7 @@ import inspect
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from multihead import Head, MultiHeadTrainer
 
@@ -98,8 +99,11 @@ def test_replace_makes_another_head_on_the_same_module_and_checks_it():
     for field in dataclasses.fields(Head):
         if field.name not in ("weight", "reads"):
             assert getattr(other, field.name) is getattr(head, field.name)
-    with pytest.raises(ValueError, match=r"`weight` must be .* Received: weight=-1"):
-        dataclasses.replace(head, weight=-1)
+    for weight in (-1, tf.Variable(1.0)):
+        with pytest.raises(
+            ValueError, match=r"`weight` must be .* Received: weight=.*call `trainer.set_weight` in a callback"
+        ):
+            dataclasses.replace(head, weight=weight)
 
 
 HEAD = Head(keras.layers.Dense(1), "mse")

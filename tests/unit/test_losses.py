@@ -81,6 +81,56 @@ def test_other_losses_are_refused(loss, error, words):
         losses.get(loss)
 
 
+KEPT = {
+    "rows": (4, 3),
+    "tokens": (4, 5, 3),
+    "images": (4, 5, 6, 1),
+    "open steps": (4, None, 3),
+    "open images": (4, None, None, 1),
+}
+
+
+@pytest.mark.mathematics
+@pytest.mark.parametrize("counts", [False, True], ids=["values", "sums and counts"])
+@pytest.mark.parametrize("axes", ["last", "all"])
+@pytest.mark.parametrize("name", KEPT)
+def test_axes_that_a_loss_keeps_with_size_1_are_none_of_elements(name, axes, counts):
+    """`[batch, 1]` of sequences, as `keras.backend.ctc_batch_cost` gives, is a value for each of them."""
+    shape, sizes = KEPT[name], [size or 7 for size in KEPT[name]]
+    reduced = list(range(1, len(shape))) if axes == "all" else [-1]
+    targets, predictions = (RNG.normal(size=sizes).astype("float32") for _ in range(2))
+
+    def loss(targets, predictions):
+        squares = tf.square(targets - predictions)
+        sums = tf.reduce_sum(squares, reduced, keepdims=True)
+        ones = tf.reduce_sum(tf.ones_like(squares), reduced, keepdims=True)
+        return (sums, ones) if counts else sums / ones
+
+    squares = (targets - predictions) ** 2
+    wanted = (squares.sum if counts else squares.mean)(axis=tuple(reduced))
+    is_whole = axes == "last" and shape[-1] == 1  # then the last axis is that of the predictions
+    found = losses.get(loss)
+    rank = found.value_rank(*[tf.TensorSpec(shape)] * 2)
+    assert rank == wanted.ndim + is_whole
+    with_spec = tf.function(found.values, input_signature=[tf.TensorSpec(shape)] * 2)
+    np.testing.assert_allclose(with_spec(targets, predictions), wanted[..., None] if is_whole else wanted, rtol=1e-4)
+
+
+HIDDEN = keras.Input((3,))
+SYMBOLIC = {
+    "an input": lambda targets, predictions: tf.square(targets - predictions) * HIDDEN,
+    "a layer": lambda targets, predictions: tf.square(targets - predictions) + keras.layers.Dense(3)(HIDDEN),
+    "a loss of it": lambda targets, predictions: keras.losses.mean_squared_error(HIDDEN, predictions),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_a_loss_that_uses_symbolic_tensors_is_refused(name):
+    loss = losses.get(SYMBOLIC[name])
+    with pytest.raises(ValueError, match="must use its targets and predictions alone.*Pass weights as `sample_weight`"):
+        loss.value_rank(*[tf.TensorSpec([None, 3])] * 2)
+
+
 def test_a_loss_reduced_over_the_batch_is_refused():
     loss = losses.get(lambda targets, predictions: tf.reduce_mean(tf.square(targets - predictions)))
     with pytest.raises(ValueError, match="must give one value per element"):

@@ -80,9 +80,19 @@ def test_heads_are_named_apart(first, second, rule):
     assert len(trainer.heads) < 2
 
 
-def test_a_metric_must_fit_the_targets():
-    head = new_head("a", tf.identity, "sparse_categorical_crossentropy", metrics=["accuracy", "mae"])
-    with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its targets, but 'mae' needs targets of shape"):
+OF_ROWS = [
+    lambda: "mae",
+    lambda: metrics.F1Score(name="of_classes"),
+    lambda: metrics.F1Score("macro", name="of_classes"),
+    lambda: metrics.FBetaScore("micro", threshold=0.5, name="of_classes"),
+    *([lambda: metrics.PearsonCorrelation()] if hasattr(metrics, "PearsonCorrelation") else []),
+]
+
+
+@pytest.mark.parametrize("make", OF_ROWS)
+def test_a_metric_must_fit_the_targets(make):
+    head = new_head("a", tf.identity, "sparse_categorical_crossentropy", metrics=["accuracy", make()])
+    with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its targets, but '\w+' needs targets of shape"):
         head.build(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 3]))
 
 
