@@ -73,7 +73,7 @@ class LayerwiseDecay(AbstractRate):
         top: The factor of the highest layer: a number of at least 0, or a function of the step.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or the module is no Keras layer.
 
     Example:
         >>> layers = [keras.layers.Dense(2), keras.layers.Dense(2)]
@@ -91,6 +91,11 @@ class LayerwiseDecay(AbstractRate):
         self.top = check_factor("top", top)
 
     def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
+        if not isinstance(module, keras.layers.Layer):
+            raise ValueError(
+                "`LayerwiseDecay` must be used for a Keras layer or model, whose layers are known. Received: a module of "
+                f"type {type(module).__name__}. Make it a `keras.layers.Layer`, or pass `ByPath` with factors for paths."
+            )
         layers = [layer for layer in blocks(module) if layer.trainable_variables]
         depths: dict[int, int] = {}
         for depth, layer in enumerate(layers):

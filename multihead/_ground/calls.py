@@ -6,8 +6,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 import keras
@@ -291,9 +291,30 @@ def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = Non
     return InMode(module)(args, training=training)
 
 
-def in_inference_mode(layers: Sequence[Layer]) -> AbstractContextManager[None]:
-    """A context in which layers run in inference mode, whatever runs them; the layers in them do not."""
-    return temporarily("call", [(layer, _in_inference_mode(layer.call)) for layer in layers])
+@contextmanager
+def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
+    """A context in which layers run in inference mode, whatever runs them; the layers in them do not.
+
+    Replicas are threads that wait for each other inside of it, so that the last one to leave it ends it.
+    """
+    for layer in layers:
+        users, stack = _INSIDE.get(id(layer), (0, ExitStack()))
+        if not users:
+            stack.enter_context(temporarily("call", [(layer, _in_inference_mode(layer.call))]))
+        _INSIDE[id(layer)] = users + 1, stack
+    try:
+        yield
+    finally:
+        for layer in layers:
+            users, stack = _INSIDE.pop(id(layer))
+            if users > 1:
+                _INSIDE[id(layer)] = users - 1, stack
+            else:
+                stack.close()
+
+
+_INSIDE: dict[int, tuple[int, ExitStack]] = {}
+"""How often each layer is in a context of `in_inference_mode` at present, by its identity, and what ends it."""
 
 
 def _in_inference_mode(call: Function) -> Function:

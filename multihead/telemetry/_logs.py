@@ -15,6 +15,7 @@ from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Given, Metric, Tensor
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
+from multihead.heads._metrics import TOTALS
 from multihead.heads._named import NamedHead, or_nan
 from multihead.telemetry import LEVELS, LOSSES, STATISTICS, names_of
 
@@ -103,6 +104,19 @@ class LogMetrics:
         self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
         self._adds_losses |= bool(spec.network.losses_of_trainer)
         self._names_in_logs: list[str] | None = None
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raises a `ValueError` if a metric that a layer keeps has the name of another value, which it would hide."""
+        of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
+        taken = {*TOTALS, *of_heads, *(name for _, names in self._shown for name in names), *self.columns}
+        own = {id(self.sums), *(id(metric) for head in (*self.heads, *self.measured) for metric in head.metrics or [])}
+        for metric in self.spec.network.metrics_of_layers:
+            if id(metric) not in own and str(metric.name).removeprefix("val_") in taken:
+                raise ValueError(
+                    "`name` of a metric that a layer keeps must tell its values apart in the logs. Received: "
+                    f"{metric.name!r}, which stands for a value of the trainer. Rename the metric."
+                )
 
     @property
     def all(self) -> list[Metric]:
@@ -252,7 +266,7 @@ class LogMetrics:
             values, numbers = map(tf.convert_to_tensor, variables)
             averages = tf.unstack(where(numbers > 0, values, float("nan")))
             logs.update({f"{name}_average": value for name, value in zip(self.averaged, averages)})
-        logs.update({name: value for name, value in self._results_of_layers().items() if name not in logs})
+        logs.update(self._results_of_layers())
         logs["skipped_updates"] = tf.cast(skipped, tf.float32)
         return logs
 
@@ -290,8 +304,8 @@ class LogMetrics:
         of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
-        of_layers = [name for name in self._results_of_layers() if name not in ("loss", *of_heads)]
-        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added, *of_layers]
+        of_heads = sorted(name for name in of_heads if name not in losses)
+        return ["loss", *losses, *of_heads, *added, *self._results_of_layers()]
 
     def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of the logs for the progress line: losses, each head's first metric, and what callbacks have added.

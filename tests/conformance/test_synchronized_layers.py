@@ -5,8 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from multihead import Head, MultiHeadTrainer
+from multihead import ByPath, Head, MultiHeadTrainer
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
@@ -54,3 +55,42 @@ def test_where_replicas_cannot_exchange_values_it_is_said_in_words(case, two_rep
         ValueError, match=r"^`strategy` must not have several replicas if .*Received: 2 replicas, .*'batch_norm"
     ):
         trainer.fit(X, y, sample_weight=weights, **FIT)
+
+
+class Exchanging(layers.Layer):
+    """Waits for the other replicas, in the forward pass."""
+
+    def call(self, x):
+        context = tf.distribute.get_replica_context()
+        return x if context is None else x + 0.0 * context.all_reduce("SUM", tf.reduce_mean(x))
+
+
+class InTraining(layers.BatchNormalization):
+    """Adds 1000 while it trains."""
+
+    def __init__(self, inner=None, **options):
+        super().__init__(**options)
+        self.inner = inner
+
+    def call(self, x, training=False):
+        x = x if self.inner is None else self.inner(x)
+        return super().call(x, training=training) + (1000.0 if training else 0.0)
+
+
+FROZEN = {
+    "before": lambda: keras.Sequential([InTraining(name="still"), Exchanging(), layers.Dense(4)], name="net"),
+    "after": lambda: keras.Sequential([Exchanging(), InTraining(name="still"), layers.Dense(4)], name="net"),
+    "twice": lambda: keras.Sequential([InTraining(name="still"), Exchanging(), InTraining(name="still_too")], name="net"),
+    "around": lambda: keras.Sequential([InTraining(Exchanging(), name="still"), layers.Dense(4)], name="net"),
+}
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("where", FROZEN)
+def test_a_frozen_layer_stays_in_inference_mode_while_replicas_wait_for_each_other(where, two_replicas):
+    with two_replicas.scope():
+        trainer = MultiHeadTrainer(FROZEN[where](), {name: Head(layers.Dense(1), "mse") for name in Y})
+        trainer.compile("sgd", encoder_learning_rate_multiplier=ByPath({"still": 0}))
+    logs = trainer.fit(X, Y, **FIT).history
+    assert max(logs["loss"]) < 1000
+    assert not any("call" in vars(layer) for layer in trainer.encoder.layers)

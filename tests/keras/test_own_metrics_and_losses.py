@@ -128,6 +128,22 @@ def test_losses_added_to_the_trainer_itself():
     assert float(penalty()) < 0.2 * before and "added_loss" in history
 
 
+@pytest.mark.first_cases(7)
+@pytest.mark.parametrize("where", ["encoder", "head", "trainer"])
+@pytest.mark.parametrize("name", ["loss", "a_loss", "b_mae", "a_norm", "skipped_updates", "val_a_loss", "val_loss"])
+def test_a_metric_that_a_layer_keeps_hides_no_other_value(name, where):
+    metric = {part: name if part == where else "kept" for part in ("encoder", "head", "trainer")}
+    heads = {"a": Measured(1, metric["head"]), "b": layers.Dense(1)}
+    trainer = MultiHeadTrainer(
+        Measured(4, metric["encoder"]), {k: Head(each, "mse", metrics=["mae"]) for k, each in heads.items()}
+    )
+    trainer.kept = keras.metrics.Mean(name=metric["trainer"])
+    trainer.compile("sgd")
+    with pytest.raises(ValueError, match=rf"`name` of a metric that a layer keeps.*Received: '{name}'.*Rename the metric"):
+        trainer.fit(X, Y, **FIT)
+    assert trainer.num_updates == 0
+
+
 def test_add_metric_is_refused_in_words():
     trainer = MultiHeadTrainer(layers.Dense(2), {"a": Head(layers.Dense(1), "mse")})
     with pytest.raises(

@@ -167,6 +167,37 @@ def test_without_strict_what_matches_is_loaded_and_the_rest_is_said(saved):
         np.testing.assert_array_equal(a, b)
 
 
+class Backup(keras.callbacks.BackupAndRestore):
+    """A callback of Keras with a method of the user's, which Keras calls and which restores at epochs."""
+
+    restored = 0
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        Backup.restored = self.model.num_updates
+
+
+class Cut(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise RuntimeError("cut")
+
+
+def test_a_subclass_of_keras_backup_resumes_at_epochs_and_keeps_its_methods(tmp_path):
+    def run(folder, *others):
+        trainer = made(balancer=balancing.GradVac())
+        callbacks = [Backup(str(tmp_path / folder)), *others]
+        trainer.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        return trainer
+
+    whole = run("whole")
+    with pytest.raises(RuntimeError, match="cut"):
+        run("cut", Cut())
+    resumed = run("cut")
+    assert resumed.history.epoch == [2] and Backup.restored == 6
+    same(whole, resumed)
+
+
 def test_bad_use_is_said():
     with pytest.raises(ValueError, match="`every` must be a whole number"):
         Checkpoint("folder", every=0)

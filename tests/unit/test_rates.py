@@ -76,6 +76,22 @@ def test_depth_is_counted_in_layers_and_through_models():
     assert [float(factor(step)) for factor in changing] == [0.375, 0.75, 0.75, 1.5, 1.5, 3, 3]
 
 
+class Stacked(tf.Module):
+    """Keras layers, of which Keras knows nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = built(keras.layers.Dense(2)), built(keras.layers.Dense(2))
+
+
+def test_the_depth_of_a_module_without_layers_is_not_guessed():
+    module = Stacked()
+    with pytest.raises(
+        ValueError, match="`LayerwiseDecay` must be used for a Keras layer.*Received: a module of type Stacked"
+    ):
+        LayerwiseDecay(0.5).factors(module, module.trainable_variables)
+
+
 def test_shared_variables_follow_the_encoder_or_the_largest_factor_of_their_heads():
     encoder, shared, alone = (built(keras.layers.Dense(2, use_bias=False)) for _ in range(3))
     both, tied = keras.Sequential([shared, alone]), keras.Sequential([encoder, shared])
