@@ -22,7 +22,7 @@ def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str]
     if not gives_batches(x):
         data = read_arrays(x, y, sample_weight, head_names)
         check_not_empty(x, num_examples(data.x))
-        return data
+        return data._replace(batch_size=batch_size if isinstance(batch_size, int) else None)
     _refuse_beside_batches(x, y, sample_weight, batch_size)
     if hasattr(x, "element_spec"):
         specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)

@@ -33,6 +33,7 @@ class Data(NamedTuple):
     batches: Callable[[Given], Iterator[Nested]] | None = None  # one pass, shuffled if asked, if Python makes the batches
     length: int | None = None  # their number, if it is known
     first: Nested = None  # the first of these batches
+    batch_size: int | None = None  # of arrays, if it was given
 
     @property
     def is_arrays(self) -> bool:
@@ -42,7 +43,7 @@ class Data(NamedTuple):
     def sample(self) -> Nested:
         """Some examples as a batch, without consuming them; None if unavailable."""
         if self.is_arrays:
-            return rows((self.x, self.y, self.sample_weight), 0, _BATCH_SIZE)
+            return rows((self.x, self.y, self.sample_weight), 0, self.batch_size or _BATCH_SIZE)
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
     def split(self, fraction: Given) -> tuple[Data, Data]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
@@ -55,6 +56,28 @@ def test_an_encoder_whose_python_depends_on_values_trains_as_by_a_tape():
         trainer.fit(x, y, verbose=0)
         for one, other in zip(variables, wanted, strict=True):
             np.testing.assert_allclose(one.numpy(), other, atol=1e-6)
+
+
+FIXED = {
+    "a stateful RNN": lambda inputs: keras.layers.LSTM(3, stateful=True)(keras.layers.Reshape((4, 1))(inputs)),
+    "a reshape": lambda inputs: keras.layers.Lambda(lambda x: tf.reshape(x, (4, 4)), output_shape=(4,))(inputs),
+    "a dense layer": keras.layers.Dense(3),
+}
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("first", ["fit", "evaluate"])
+@pytest.mark.parametrize("name", FIXED)
+def test_an_encoder_of_a_fixed_batch_size_takes_arrays(name, first):
+    inputs = keras.Input((4,), batch_size=4)
+    trainer = trainer_on(keras.Model(inputs, FIXED[name](inputs)))
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    y = {"a": x[:, 0], "b": (x[:, 1] > 0).astype("int64")}
+    options = {"batch_size": 4, "verbose": 0}
+    for call in (first, "fit", "evaluate"):
+        getattr(trainer, call)(x, y, **options)
+    assert trainer.predict(x, **options)["a"].shape == (12, 1)
+    assert trainer.num_updates == (6 if first == "fit" else 3)
 
 
 def test_it_is_saved_and_loaded(tmp_path):
