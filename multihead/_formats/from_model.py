@@ -197,7 +197,6 @@ def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> l
             return list(given)
     elif for_all:
         return [given] * count
-    names = quoted(_outputs_of(model))
     remedy = f"Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
     if any(isinstance(each, (Mapping, list, tuple)) for each in _values(model.output)):
         remedy = (
@@ -206,7 +205,7 @@ def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> l
         )
     raise ValueError(
         f"`model` must be compiled with `{argument}` for its outputs. Received: {argument}={given!r}, and the outputs "
-        f"{names}. {remedy}"
+        f"{quoted(_outputs_of(model))}. {remedy}"
     )
 
 

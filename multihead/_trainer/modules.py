@@ -261,7 +261,15 @@ def _trace_head(
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
-    """Checks that all trainable variables which a call has read belong to the called module."""
+    """Checks that all trainable variables which a call has read belong to the called module, and its layers to Keras."""
+    if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
+        inner = [each.name for each in module.submodules if isinstance(each, keras.layers.Layer)]
+        if inner:
+            raise ValueError(
+                f"{whose} must be a Keras layer if it has Keras layers. Received: a {type(module).__name__}, a `tf.Module` "
+                f"with {quoted(inner)}, whose losses, metrics and mode Keras does not know. Make it a `keras.layers.Layer` "
+                "with these layers as attributes."
+            )
     own = [*module_variables(module), *recurrent_states(module)]
     held = {key for variable in own for key in handles(variable)}
     hidden = [variable for variable in read if not held.issuperset(handles(variable))]

@@ -107,6 +107,34 @@ def test_a_head_with_hidden_variables_is_refused(case):
         one_head(module, encoder)
 
 
+class Holding(tf.Module):
+    """Keras layers in a module that is none: on Keras 3 it has no variables, on Keras 2 no losses, metrics and modes."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+HELD = {
+    "a regularizer": lambda: Holding(keras.layers.Dense(3, kernel_regularizer="l2")),
+    "batch normalization": lambda: Holding(keras.layers.BatchNormalization()),
+    "a module in a module": lambda: Holding(Holding(keras.layers.Dense(3))),
+    "a model": lambda: Holding(keras.Sequential([keras.layers.Dense(3), keras.layers.BatchNormalization()])),
+}
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("whose", ["encoder", "head"])
+@pytest.mark.parametrize("case", HELD)
+def test_a_module_of_tensorflow_with_keras_layers_is_refused(case, whose):
+    encoder, module = keras.layers.Dense(4), HELD[case]()
+    with pytest.raises(ValueError, match="(must be a Keras layer if it has|must hold the variables).*Received: a? ?Holding"):
+        one_head(encoder, module) if whose == "encoder" else one_head(module, encoder)
+
+
 def test_an_encoder_with_hidden_variables_is_refused():
     dense = keras.layers.Dense(1)
     with pytest.raises(ValueError, match="`encoder` must hold the variables.*<lambda>.*kernel.*keras.Model"):
