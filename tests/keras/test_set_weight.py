@@ -140,3 +140,16 @@ def test_the_trainer_warns_of_weights_without_effect(options):
         of_encoder = np.concatenate([np.ravel(gradient) for gradient, _ in pairs[:2]])
         directions.append(of_encoder / np.linalg.norm(of_encoder))
     assert (np.abs(directions[0] - directions[1]).max() < 1e-4) == bool(options)
+
+
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_an_update_at_which_a_weight_is_0_does_not_count_in_the_loss_of_its_head(run_eagerly):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 3)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
+    trainer = MultiHeadTrainer(keras.layers.Dense(3))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.add_head("b", keras.layers.Dense(1), "mse", weight=lambda step: tf.cast(step % 2 == 0, tf.float32))
+    trainer.compile(keras.optimizers.SGD(1e-9), run_eagerly=run_eagerly)
+    logs = trainer.fit(x, {"a": y, "b": y}, batch_size=4, shuffle=False, verbose=0).history
+    error = trainer.predict(x, verbose=0)["b"] - y
+    np.testing.assert_allclose(logs["b_loss"], [(error[:4] ** 2).mean()], rtol=1e-5)
