@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -100,7 +100,8 @@ def omit_retracing_warning(function: object) -> None:
     TensorFlow adds up the traces of all functions with the same code. Those of Keras, and of this package, are the same code
     for each trainer, which traces its own, so that the third one would be warned of.
     """
-    waiting, seen = [function], set()
+    waiting: list[Any] = [function]
+    seen: set[int] = set()
     while waiting:
         each = waiting.pop()
         if id(each) not in seen:
