@@ -74,8 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("training").add_argument
     add("--epochs", **COUNT, help="passes over the training rows" + _defaults("epochs"))
-    add("--patience", **COUNT, help="stop after N epochs without a lower validation loss; by default, train for all epochs "
-        "(in both cases, the weights of the best epoch are restored)")
+    add("--patience", **COUNT, help="stop after N epochs without a lower validation loss, and restore the weights of the "
+        "best epoch (default: all epochs, and the weights of the last one)")
     add("--batch-size", **COUNT, help="rows per batch" + _defaults("batch_size"))
     add("--learning-rate", metavar="RATE", type=float,
         help="initial learning rate of AdamW, with cosine decay to 0" + _defaults("learning_rate"))

@@ -64,16 +64,19 @@ def describe(sizes: Sizes, data: Data) -> str:
     )
 
 
-def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.HeadEarlyStopping:
-    """Restores the weights of the epoch with the lowest validation loss, and stops `--patience` epochs after it."""
-    total = dict.fromkeys(heads, "val_loss")
-    return callbacks.HeadEarlyStopping(total, patience=options.patience or options.epochs, idle=False)
+def best_weights(patience: int, heads: Iterable[str]) -> callbacks.HeadEarlyStopping:
+    """Stops so many epochs after that with the lowest validation loss, and restores its weights."""
+    return callbacks.HeadEarlyStopping(dict.fromkeys(heads, "val_loss"), patience=patience, idle=False)
 
 
 def train_model(
     options: Namespace, model: PriceModel, data: Data, worker: Worker | None = None
 ) -> tuple[dict[str, Any], keras.callbacks.History]:
-    """Trains a model, created in the scope of the worker's strategy, and restores the epoch with the lowest loss.
+    """Trains a model, created in the scope of the worker's strategy.
+
+    With `--patience`, it has the weights of the epoch with the lowest loss afterwards. Otherwise it has those of the last
+    one, in which the learning rate has fallen to 0: the loss of a head may rise long before its accuracy falls, and the
+    others still learn.
 
     Returns:
         Training statistics, and Keras's history.
@@ -89,13 +92,14 @@ def train_model(
     validation = _batches_for(model, data.splits["dev"], options.batch_size)
     fed = worker.fed(model.with_own_targets(batches), validation, by_row=options.shard == "row")
     progress = report.Progress(report.Clock(options.epochs * steps), quiet=not worker.is_chief)
-    history, trained, best = keras.callbacks.History(), Batches(), best_weights(options, model.trainer.heads)
+    history, trained = keras.callbacks.History(), Batches()
+    best = [best_weights(options.patience, model.trainer.heads)] if options.patience else []
     # Removed at the end of training; until then, the run can be interrupted and go on.
     saver = callbacks.Checkpoint(Path(options.output) / CHECKPOINT, every=100, keep=False)
     worker.wait()
     begun = time.perf_counter()
     try:
-        every = [progress, history, best, saver, trained]
+        every = [progress, history, *best, saver, trained]
         model.trainer.fit(**fed, epochs=options.epochs, callbacks=every, shuffle=False, verbose=0)
     except ValueError as error:
         if not options.resume:
@@ -104,13 +108,14 @@ def train_model(
     except KeyboardInterrupt:
         if not history.history:
             raise
-        best.on_train_end()  # which Keras leaves out
+        for callback in best:
+            callback.on_train_end()  # which Keras leaves out
         print("\ninterrupted: evaluating and saving the model trained so far; add --resume to continue instead")
     seconds, epochs = time.perf_counter() - begun, len(history.epoch)
     statistics = {
         "epochs": epochs,
         # Without any finite validation loss, the weights are those of the last epoch.
-        "best_epoch": epochs if best.best_score_epoch is None else best.best_score_epoch + 1,
+        "weights_of_epoch": next((each.best_score_epoch + 1 for each in best if each.best_score_epoch is not None), epochs),
         "seconds": seconds,
         "examples_per_second": epochs * rows / seconds,
         "updates": int(model.trainer.update_count),
@@ -227,8 +232,8 @@ def _report(
     last, held_out = [*data.splits.items()][-1]
     print(f"replies to rows of {last}, wrong ones first:")
     print(report.replies([*zip(held_out.texts, held_out.targets, answers[last]["reply"])], model.copied))
-    best = f"best at epoch {statistics['best_epoch']} of {statistics['epochs']}"
-    print(f"trained for {statistics['seconds']:.0f} s, {best}; written to {options.output}")
+    epoch = f"weights of epoch {statistics['weights_of_epoch']} of {statistics['epochs']}"
+    print(f"trained for {statistics['seconds']:.0f} s, {epoch}; written to {options.output}")
 
 
 def use(options: Namespace) -> None:

@@ -84,10 +84,10 @@ def test_the_best_epoch_is_kept_and_patience_ends(workshop_run):
     folder, told = workshop_run
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     losses = history_of(folder)["val_loss"]
-    assert metrics["training"]["best_epoch"] == np.argmin(losses) + 1
+    assert metrics["training"]["weights_of_epoch"] == np.argmin(losses) + 1
     assert metrics["training"]["epochs"] == len(losses) == np.argmin(losses) + 3 < 30
     assert metrics["splits"]["dev"]["loss"] == pytest.approx(min(losses), rel=1e-4)
-    assert f"best at epoch {np.argmin(losses) + 1} of {len(losses)}; " in told
+    assert f"weights of epoch {np.argmin(losses) + 1} of {len(losses)}; " in told
 
 
 def test_a_trained_model_answers_as_it_did(workshop_run, loaded):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import keras
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ def train(losses, patience):
     for head in ("reply", "price"):
         trainer.add_head(head, keras.layers.Dense(1), "mse")
     trainer.stop_training = False
-    best = run.best_weights(Namespace(patience=patience, epochs=len(losses)), trainer.heads)
+    best = run.best_weights(patience, trainer.heads)
     best.set_model(trainer)
     best.on_train_begin()
     for epoch, loss in enumerate(losses):
@@ -48,13 +46,13 @@ def train(losses, patience):
     ("losses", "patience", "best", "last"),
     [
         ([3, 2, 1], 1, 3, 3),
-        ([3, 1, 2, 0.5], None, 4, 4),
-        ([3, 1, 2, 2.5, 3], None, 2, 5),
+        ([3, 1, 2, 0.5], 9, 4, 4),
+        ([3, 1, 2, 2.5, 3], 9, 2, 5),
         ([3, 1, 2, 0.5], 1, 2, 3),
         ([3, 1, 2, 0.5, 1, 1], 2, 4, 6),
         ([1, 1, 1, 1], 3, 1, 4),
-        ([np.nan, 2, np.nan], None, 2, 3),
-        ([np.inf, 2, 3], None, 2, 3),
+        ([np.nan, 2, np.nan], 9, 2, 3),
+        ([np.inf, 2, 3], 9, 2, 3),
     ],
 )
 def test_the_epoch_of_the_lowest_total_loss_counts(losses, patience, best, last):
@@ -82,13 +80,13 @@ def test_an_interrupted_run_keeps_its_best_epoch(tmp_path, monkeypatch, capsys, 
 
     monkeypatch.setattr(report, "Progress", Interrupting)
     arguments = ["--epochs", "9", "--units", "4", "--embedding", "3", "--batch-size", "4", "--learning-rate", "0.1"]
-    options = command.parse([*arguments, "--output", str(tmp_path)])
+    options = command.parse([*arguments, "--patience", "9", "--output", str(tmp_path)])
     rows = Examples(["a b", "b a"] * 4, ["x", "y"] * 4, {"price": np.array([0, 1] * 4, np.int32)})
     prices = LabelColumn("price", "cost", ("high", "low"))
     data = Data({"source": "text", "target": "order", "label": "cost"}, {"price": prices}, {"train": rows, "dev": rows})
     model = run.build_model(options, data)
     trained, history = run.train_model(options, model, data)
-    assert trained["epochs"] == 2 and trained["best_epoch"] == np.argmin(history.history["val_loss"]) + 1
-    for weight, best in zip(model.trainer.encoder.get_weights(), weights[trained["best_epoch"] - 1]):
+    assert trained["epochs"] == 2 and trained["weights_of_epoch"] == np.argmin(history.history["val_loss"]) + 1
+    for weight, best in zip(model.trainer.encoder.get_weights(), weights[trained["weights_of_epoch"] - 1]):
         np.testing.assert_array_equal(weight, best)
     assert "interrupted: evaluating and saving the model trained so far" in capsys.readouterr().out
