@@ -97,7 +97,7 @@ def decode_rows(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, se
     rows = count_rows(state)
     memory, state = _never_empty((memory, state))
     wrapped, initial = wrap(cell, memory, state)
-    sampler, length = Sampler(cell.embedding), search.maximum_length
+    sampler, length = Sampler(cell.embed), search.maximum_length
     loop = seq2seq.BasicDecoder(wrapped, sampler, _NextLogits(cell, memory), maximum_iterations=length)
     starts = tf.fill([count_rows(state)], cell.start_id)
     outputs, _, _ = loop(None, start_tokens=starts, end_token=cell.end_id, initial_state=initial)
@@ -117,7 +117,7 @@ def decode_beams(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, s
     loop = seq2seq.BeamSearchDecoder(
         wrapped,
         search.beam_width,
-        embedding_fn=cell.embedding,
+        embedding_fn=cell.embed,
         output_layer=output_layer,
         length_penalty_weight=search.length_penalty,
         reorder_tensor_arrays=False,
@@ -149,7 +149,7 @@ def run_stepwise(
     rows = count_rows(state)
     memory, state, embedded = _never_empty((memory, state, embedded))
     wrapped, initial = wrap(cell, memory, state)
-    sampler = seq2seq.TrainingSampler() if sampling is None else Sampler(sampling, cell.embedding)
+    sampler = seq2seq.TrainingSampler() if sampling is None else Sampler(sampling, cell.embed)
     loop = seq2seq.BasicDecoder(wrapped, sampler)
     outputs, _, _ = loop(embedded, initial_state=initial, training=training)
     return outputs.rnn_output[:rows]

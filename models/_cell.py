@@ -170,6 +170,10 @@ class DecoderCell:
                 self.pointer_layer.build(width + self.embedding_size)
         build_layer(self.output_layer, None, None, self.units)
 
+    def embed(self, ids: tf.Tensor) -> tf.Tensor:
+        """Vectors of ids; one out of range, which the check of labels names, has that of the last id."""
+        return self.embedding(tf.minimum(ids, self.vocabulary_size - 1))
+
     def step(
         self,
         inputs: tf.Tensor,

@@ -83,7 +83,7 @@ def run_stepwise(
         inputs = embedded[tf.minimum(time + 1, steps - 1)]
         if sampling is not None:
             sampled = cell.sample_inputs(vectors, memory, sampling, seed, time)
-            inputs = tf.where(sampled[:, tf.newaxis] >= 0, cell.embedding(tf.maximum(sampled, 0)), inputs)
+            inputs = tf.where(sampled[:, tf.newaxis] >= 0, cell.embed(tf.maximum(sampled, 0)), inputs)
         return time + 1, inputs, state, outputs
 
     seed = None if sampling is None else cell.sampling_seed()

@@ -375,7 +375,7 @@ class Seq2SeqDecoder(AbstractDecoder):
             `[batch, time, units]`.
         """
         if self.input_feeding or sampling is not None:
-            inputs = self.dropout_layer(self.decoder_cell.embedding(ids), training=training)
+            inputs = self.dropout_layer(self.decoder_cell.embed(ids), training=training)
             step_by_step = self._loops().run_stepwise
             return step_by_step(self.decoder_cell, inputs, memory, state, training=training, sampling=sampling)
         hidden = self._run_layers(ids, state, training)
@@ -475,7 +475,7 @@ class Seq2SeqDecoder(AbstractDecoder):
 
     def _run_layers(self, ids: tf.Tensor, state: DecoderState, training: bool | None) -> tf.Tensor:
         """Hidden states of the last layer over a whole input sequence, `[batch, time, units]`."""
-        outputs = self.decoder_cell.embedding(ids)
+        outputs = self.decoder_cell.embed(ids)
         for layer, layer_state in zip(self.recurrent_layers, state.layers):
             outputs = self.dropout_layer(outputs, training=training)
             outputs = layer(outputs, initial_state=state_list(layer_state))[0]
@@ -487,7 +487,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         ids = tf.reshape(result.ids, [-1, length])
         memory, state = tf.nest.map_structure(lambda tensor: tf.repeat(tensor, num_best, axis=0), (memory, state))
         if self.input_feeding:
-            inputs = self.decoder_cell.embedding(self.shift_right(ids))
+            inputs = self.decoder_cell.embed(self.shift_right(ids))
             hidden = _native_loops.run_stepwise(self.decoder_cell, inputs, memory, state, hidden=True)
         else:
             hidden = self._run_layers(self.shift_right(ids), state, training=False)
