@@ -12,8 +12,9 @@ import tensorflow as tf
 from multihead._data.batch import Batch, decode_specs, encode_specs
 from multihead._formats.export import export_heads
 from multihead._formats.to_keras import keras_model
+from multihead._ground.calls import with_masks_of_layers
 from multihead._ground.keras import classes_of_shared_layers, input_shapes_kept, load_as_arrays, restorable
-from multihead._ground.layers import restored_apart, seed_variables
+from multihead._ground.layers import is_functional, restored_apart, seed_variables
 from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
@@ -72,6 +73,8 @@ class SavedTrainer(keras.Model):
             for head in config["heads"]:
                 known = [trainer.encoder, *(each.module for each in trainer.heads.values())]
                 arguments = restored_apart(partial(_restored, head, restore), known)
+                if is_functional(arguments["module"]):  # as `from_model` makes it
+                    with_masks_of_layers(arguments["module"])
                 trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
 
