@@ -284,7 +284,7 @@ class FastStep:
         Returns:
             The logits of the next ids, float32 `[batch * width, vocabulary_size]`, and the state after the step.
         """
-        parts = [tf.cast(tf.nn.embedding_lookup(self._table, tf.minimum(last, self._table.shape[0] - 1)), self._dtype)]
+        parts = [tf.cast(tf.nn.embedding_lookup(self._table, last), self._dtype)]
         if self._input_feeding:
             parts.append(state.vector)
         layers = []

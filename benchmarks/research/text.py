@@ -80,6 +80,7 @@ FILES = {
     "NormFloor 1": lambda: balancing.NormFloor(1.0),
 }
 """The variants on files, and their balancers."""
+MEASURED = ("reply_exact", "reply_slot_f1", "price_accuracy")
 SHARE = 0.75
 """Two models alone with this fraction of the epochs take about as long as a joint one: see `costs` in the recorded line."""
 
@@ -115,7 +116,7 @@ def files(name: str, options: Namespace) -> Line:
                     path.write_text(json.dumps(found) + "\n")
                 runs.append(json.loads(path.read_text()))
                 print(variant, heads, seed, runs[-1], flush=True)
-            for metric in ("reply_exact", "reply_slot_f1", "price_accuracy"):
+            for metric in MEASURED:
                 value = next(run[metric] for run in runs if metric in run)
                 values.setdefault(variant, {}).setdefault(metric, []).append(round(value, 5))
             seconds.append(sum(run["seconds"] for run in runs))
@@ -125,8 +126,8 @@ def files(name: str, options: Namespace) -> Line:
         "set": name,
         "optimizer": "AdamW",
         "seeds": list(range(options.seeds)),
-        "directions": dict.fromkeys(("reply_exact", "reply_slot_f1", "price_accuracy"), "max"),
-        "metrics": {metric: metric for metric in ("reply_exact", "reply_slot_f1", "price_accuracy")},
+        "directions": dict.fromkeys(MEASURED, "max"),
+        "metrics": {metric: metric for metric in MEASURED},
         "updates": updates,
         "rates": dict.fromkeys(values, given.learning_rate),
         "costs": costs,

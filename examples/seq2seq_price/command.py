@@ -82,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--weight-decay", metavar="W", type=float, help="weight decay of AdamW" + _defaults("weight_decay"))
     add("--balancer", metavar="NAME",
         help="train one model only, with this balancer for the heads' gradients, for example Sum "
-        "(default with --train: NormFloor with a floor of 1)")
+        "(default of one model: NormFloor with a floor of 1)")
     add("--micro-batches", **COUNT, default=1, help="micro-batches per batch, to save memory")
     add("--seed", metavar="N", type=whole(0), default=0, help="random seed for data, initial weights and order (default: 0)")
     add("--resume", action="store_true", help="continue the interrupted run in --output, with the same options")

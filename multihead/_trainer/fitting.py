@@ -225,8 +225,9 @@ class FittedTrainer(TrainerState):
 
     def make_predict_function(self, force: bool = False) -> Given:
         """Makes the function that Keras calls for each step of `predict`."""
-        super().make_predict_function(force)
-        omit_retracing_warning(self.predict_function)
+        if self.predict_function is None or force:
+            super().make_predict_function(force)
+            omit_retracing_warning(self.predict_function)
         return self.predict_function
 
     def _replan(self, **changes: Given) -> None:
