@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.arguments import for_keras, gives_batches, read_call
+from multihead._data.arguments import FitCall, gives_batches, read
 from multihead._data.arrays import as_arrays
-from multihead._display.trainer import print_summary
+from multihead._display.trainer import modules_by_role, print_summary
 from multihead._formats.from_model import compiled_of, parts_of
 from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
-from multihead._ground.keras import Untracked, check_one_step, tensor_variable
+from multihead._ground.keras import Untracked, check_one_step, tensor_variable, validates_during_fit
 from multihead._ground.layers import check_initialized, replace_layers
 from multihead._ground.optimizers import copied_optimizer
 from multihead._ground.types import (
@@ -33,7 +32,7 @@ from multihead._ground.types import (
     Tensor,
 )
 from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
-from multihead._runs.run import checkpoint_of, opened
+from multihead._runs.run import checkpoint_of, open_run
 from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, StepFunction
@@ -170,9 +169,24 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
-        arguments = _arguments(locals())
         self._refuse_in_fit("add_head")
-        head = new_head(**arguments)
+        head = new_head(
+            name,
+            module=module,
+            loss=loss,
+            weight=weight,
+            metrics=metrics,
+            teacher_forcing=teacher_forcing,
+            ignore_label=ignore_label,
+            reads=reads,
+            weighted_metrics=weighted_metrics,
+            class_weight=class_weight,
+            target_scaling=target_scaling,
+            trains_encoder=trains_encoder,
+            couples_rows=couples_rows,
+            learning_rate_multiplier=learning_rate_multiplier,
+            weight_decay_multiplier=weight_decay_multiplier,
+        )
         if name in self._setup.all_names:
             names = quoted(self._setup.all_names)
             raise ValueError(f"`name` must be new. Received: name={name!r}; the heads are {names}. Choose another name.")
@@ -323,17 +337,33 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 several replicas; or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, or `compile` does not have it: losses and metrics belong to the heads.
         """
-        arguments = _arguments(locals())
         self._refuse_in_fit("compile")
         check_trainer(type(self), MultiHeadTrainer)
-        heads = scale_targets(self._setup.heads, arguments.pop("target_scaling"))
-        optimizer = arguments.pop("optimizer")
+        requested = CompileOptions(
+            weighting=weighting,
+            balancer=balancer,
+            balance_at=balance_at,
+            balance_every=balance_every,
+            head_schedule=head_schedule,
+            clip=clip,
+            micro_batches=micro_batches,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            encoder_learning_rate_multiplier=encoder_learning_rate_multiplier,
+            encoder_weight_decay_multiplier=encoder_weight_decay_multiplier,
+            telemetry=telemetry,
+            on_nonfinite=on_nonfinite,
+            max_skipped_updates=max_skipped_updates,
+            check_labels=check_labels,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+        )
+        heads = scale_targets(self._setup.heads, target_scaling)
         if optimizer is None:
-            of_model = self._optimizer_of_model.value
-            optimizer = "rmsprop" if of_model is None else copied_optimizer(of_model)
-        given = CompileOptions(**arguments)
+            optimizer_of_model = self._optimizer_of_model.value
+            optimizer = "rmsprop" if optimizer_of_model is None else copied_optimizer(optimizer_of_model)
         optimizer, options = check_compile(
-            optimizer, given, [head for head in heads if head.is_trained], self.distribute_strategy
+            optimizer, requested, [head for head in heads if head.is_trained], self.distribute_strategy
         )
         if heads != self._setup.heads:
             self._set_heads(heads)
@@ -342,8 +372,12 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         super().compile(optimizer=optimizer, **options.of_keras())
         # The optimizer may have made updates before.
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        balancer = None if options.balancer is None else every(options.balancer, options.balance_every)
-        replace_layers(self, weighting=options.weighting, balancer=balancer, head_schedule=options.head_schedule)
+        replace_layers(
+            self,
+            weighting=options.weighting,
+            balancer=None if options.balancer is None else every(options.balancer, options.balance_every),
+            head_schedule=options.head_schedule,
+        )
         self._setup = Setup(heads, options)
 
     # ------------------------------------------------------------------------------------------- the Keras interface
@@ -424,11 +458,29 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 or arguments are incompatible.
             TypeError: Some of the data cannot be converted to an array.
         """
-        arguments = _arguments(locals())
         self._assert_ready("fit")
-        checkpoint, others = checkpoint_of(arguments.pop("callbacks"))
-        with opened(self, checkpoint) as run:
-            return self._fit(arguments, others, run)
+        checkpoint, other_callbacks = checkpoint_of(callbacks)
+        call = FitCall(
+            x=x,
+            y=y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=other_callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+            others=kwargs,
+        )
+        with open_run(self, checkpoint) as run:
+            return self._fit(call, run)
 
     @errors_in_words()
     def evaluate(
@@ -450,18 +502,28 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         weights are those of its beginning: losses that are weighed differently in each epoch cannot be compared, and
         `EarlyStopping("val_loss")` would stop on the weights.
         """
-        arguments = _arguments(locals())
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
-        data, _, loop = read_call(arguments, self._setup.all_names)
-        self._build(data.specs, data)
-        data, plan = self._with_labels_of_evaluation(data)
+        # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
+        own_batch_size = None if validates_during_fit(kwargs) else batch_size
+        read_data = read(x, y, sample_weight, self._setup.all_names, own_batch_size)
+        self._build(read_data.specs, read_data)
+        data, plan = self._checked_for_evaluation(read_data)
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
             function.plan = Plan(plan.ranks, plan.labels_are_checked)
-        loop["callbacks"] = self._shown(callbacks, verbose)
         with self._evaluating():
-            return super().evaluate(**for_keras(data, None, loop))
+            return super().evaluate(
+                data.x,
+                data.y,
+                batch_size=batch_size,
+                verbose=verbose,
+                sample_weight=data.sample_weight,
+                steps=steps,
+                callbacks=self._shown(callbacks, verbose),
+                return_dict=return_dict,
+                **kwargs,
+            )
 
     @errors_in_words()
     def predict(
@@ -495,9 +557,20 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
 
         `print_fn` is called with each line. If any other argument is given, Keras's own summary follows.
         """
-        given = {name: value for name, value in _arguments(locals()).items() if value is not None and value is not False}
-        given = {name: list(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
-        print_summary(self, given, super().summary)
+        is_plain = (
+            positions is None and layer_range is None and line_length is None and not (expand_nested or show_trainable)
+        )
+        print_summary(self, print if print_fn is None else print_fn)
+        if not is_plain:
+            with modules_by_role(self):
+                super().summary(
+                    line_length=line_length,
+                    positions=None if positions is None else list(positions),
+                    print_fn=print_fn,
+                    expand_nested=expand_nested,
+                    show_trainable=show_trainable,
+                    layer_range=layer_range,
+                )
 
     @errors_in_words()
     def train_on_batch(
@@ -541,9 +614,3 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         data = self._checked_batch(x, y, sample_weight)
         with self._evaluating():
             return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
-
-
-def _arguments(given: Config) -> Config:
-    """The arguments of a method by name, from its `locals()`; those of its `**kwargs` by their own names."""
-    named = {name: value for name, value in given.items() if name not in ("self", "__class__", "kwargs")}
-    return {**named, **given.get("kwargs", {})}

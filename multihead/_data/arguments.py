@@ -1,9 +1,10 @@
-"""The arguments of the trainer's methods as Keras takes them."""
+"""A call of `fit`: what it was given, as data in one form, and as Keras takes it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import keras
 import tensorflow as tf
@@ -12,9 +13,57 @@ from multihead._data.arrays import read_arrays
 from multihead._data.batch import open_batch_size, unpack
 from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data, check_not_empty, num_examples
-from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica, validates_during_fit
-from multihead._ground.types import Config, Dataset, Nested
+from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica
+from multihead._ground.types import Callback, Config, Dataset, Nested
 from multihead._ground.validation import is_number, with_message
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitCall:
+    """The arguments of `MultiHeadTrainer.fit`; see there. `others` are those that only one version of Keras has."""
+
+    x: Dataset
+    y: Nested
+    batch_size: int | None
+    epochs: int
+    verbose: int | str
+    callbacks: Callback | Sequence[Callback]
+    validation_split: float
+    validation_data: Dataset
+    shuffle: bool | str
+    class_weight: Mapping[str, Mapping[int, float]] | None
+    sample_weight: Nested
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: int | Sequence[int]
+    others: Mapping[str, object]
+
+    def for_keras(self, data: Data, validation: Data | None) -> Config:
+        """The arguments of Keras's `fit`, for data in place of those that were passed."""
+        # Keras 3 would warn of its own default beside an iterable of batches.
+        keeps_shuffle = data.is_arrays or isinstance(data.x, keras.utils.Sequence)
+        validation_data = None
+        if validation is not None:
+            validation_data = validation[:3] if validation.is_arrays else validation.x
+        return {
+            "x": data.x,
+            "y": data.y,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "verbose": self.verbose,
+            "callbacks": self.callbacks,
+            "validation_data": validation_data,
+            "shuffle": self.shuffle if keeps_shuffle else False,
+            "sample_weight": data.sample_weight,
+            "initial_epoch": self.initial_epoch,
+            "steps_per_epoch": self.steps_per_epoch,
+            "validation_steps": self.validation_steps,
+            "validation_batch_size": self.validation_batch_size,
+            "validation_freq": self.validation_freq,
+            **self.others,
+        }
 
 
 def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
@@ -53,55 +102,40 @@ def gives_batches(x: Dataset) -> bool:
     return hasattr(x, "element_spec") or not (hasattr(x, "shape") or hasattr(x, "__array__") or is_number(x))
 
 
-def read_call(arguments: Config, head_names: Sequence[str]) -> tuple[Data, Data | None, Config]:
-    """A call of `fit` or `evaluate`: its data, checked, its validation data if any, and the other arguments by name."""
-    loop = dict(arguments)
-    x, y, sample_weight = (loop.pop(name) for name in ("x", "y", "sample_weight"))
-    fraction, given = loop.pop("validation_split", 0.0), loop.pop("validation_data", None)
-    # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
-    batch_size = None if validates_during_fit(loop) else loop["batch_size"]
-    data = read(x, y, sample_weight, head_names, batch_size)
-    first, end = loop.get("initial_epoch", 0), loop.get("epochs", 1)
-    text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
-    if fraction and given is not None:
-        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
-    if first >= end or (fraction and given is not None):
+def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | None]:
+    """The data of a `fit`, checked, and its validation data, if any."""
+    data = read(call.x, call.y, call.sample_weight, head_names, call.batch_size)
+    fraction, validation = call.validation_split, call.validation_data
+    if call.initial_epoch >= call.epochs:
+        received = f"epochs={call.epochs}, initial_epoch={call.initial_epoch}"
+        text = f"`epochs` must be above `initial_epoch` to train. Received: {received}. Pass more."
         warnings.warn(text, UserWarning, stacklevel=4)
-    if given is None:
-        return (*data.split(fraction), loop) if fraction else (data, None, loop)
-    is_tuple = isinstance(given, (tuple, list))
-    if is_tuple and len(given) not in (2, 3):
+    if validation is None:
+        return data.split(fraction) if fraction else (data, None)
+    if fraction:
+        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
+        warnings.warn(text, UserWarning, stacklevel=4)
+    parts = tuple(validation) if isinstance(validation, (tuple, list)) else (validation, None, None)
+    if len(parts) not in (2, 3):
         raise ValueError(
             "`validation_data` must be (x, y), (x, y, sample_weight) or an iterable of batches. "
-            f"Received: a {type(given).__name__} of {len(given)}. If the inputs are several, put them into one dict."
+            f"Received: a {type(validation).__name__} of {len(parts)}. If the inputs are several, put them into one dict."
         )
     try:
-        x, y, sample_weight = (*given, None)[:3] if is_tuple else (given, None, None)
-        return data, read(x, y, sample_weight, head_names), loop
+        return data, read(parts[0], parts[1], parts[2] if len(parts) == 3 else None, head_names)
     except (ValueError, TypeError) as error:
         raise with_message(error, f"In `validation_data`: {error}") from error
 
 
-def for_keras(data: Data, validation: Data | None, loop: Config) -> Config:
-    """The arguments of a call of `fit` or `evaluate` as Keras takes them."""
-    arguments = {**loop, "x": data.x, "y": data.y, "sample_weight": data.sample_weight}
-    if "shuffle" in loop and not data.is_arrays and not isinstance(data.x, keras.utils.Sequence):
-        arguments["shuffle"] = False  # Keras 3 would warn of its own default
-    if validation is not None:
-        arguments["validation_data"] = validation[:3] if validation.is_arrays else validation.x
-    return arguments
-
-
-def as_batches(data: Data, loop: Config, size: int, argument: str, seed: int | None) -> tuple[Data, Config]:
-    """The data of a call as a dataset of batches, of which `size` make one step, for the sake of an argument."""
-    batch_size, steps = loop["batch_size"], loop["steps_per_epoch"]
-    number = None if steps is None else steps * size
-    dataset = data.as_dataset(batch_size, number, loop["shuffle"], argument, seed)
+def as_batches(data: Data, call: FitCall, size: int, argument: str, seed: int | None) -> tuple[Data, FitCall]:
+    """The data as a dataset of batches, of which `size` make one step, for the sake of an argument; and the call for it."""
+    number = None if call.steps_per_epoch is None else call.steps_per_epoch * size
+    dataset = data.as_dataset(call.batch_size, number, call.shuffle, argument, seed)
     if SEQUENCES_BEGIN_ANEW and number is not None and data.batches is not None and data.length is not None:
         dataset = dataset.take(number)
-    of_validation = loop["validation_batch_size"] or batch_size  # as Keras does with arrays
-    changed = {"batch_size": None, "shuffle": False, "validation_batch_size": of_validation}
-    return Data(dataset, specs=data.specs), {**loop, **changed}
+    validation_batch_size = call.validation_batch_size or call.batch_size  # as Keras does with arrays
+    of_batches = replace(call, batch_size=None, shuffle=False, validation_batch_size=validation_batch_size)
+    return Data(dataset, specs=data.specs), of_batches
 
 
 def read_batches(

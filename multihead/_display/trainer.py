@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import keras
 import tensorflow as tf
@@ -11,7 +12,7 @@ import tensorflow as tf
 from multihead import losses
 from multihead._display.drawing import GREY, as_text, colour, new_figure, title
 from multihead._ground.layers import renamed
-from multihead._ground.types import Config, Figure, Function, Layer, Rate, Trainer, Variable
+from multihead._ground.types import Figure, Layer, Rate, Trainer, Variable
 from multihead._method import Method
 
 
@@ -99,22 +100,28 @@ def balancing_of(trainer: Trainer) -> str:
     return f"{described(options.balancer)}, at the {options.balance_at}{every}"
 
 
-def print_summary(trainer: Trainer, arguments: Config, of_keras: Function) -> None:
-    """Prints the tables and, if arguments of Keras's own summary are given, that summary, `of_keras`, too."""
-    write, rows = arguments.get("print_fn") or print, modules_of(trainer)
-    modules = [trainer.encoder, *(head.module for head in trainer.heads.values())]
-    if all(getattr(module, "built", True) for module in modules):
-        total = size_of(variable for module in modules for variable in getattr(module, "weights", []))
+def print_summary(trainer: Trainer, write: Callable[[str], object]) -> None:
+    """Writes the tables of a trainer, one after another."""
+    rows, modules = modules_of(trainer), _modules(trainer)
+    if all(getattr(module, "built", True) for _, module in modules):
+        total = size_of(variable for _, module in modules for variable in getattr(module, "weights", []))
         rows.append(["together", "", f"{total:,}", "", "", ""])
     columns = ["part", "module", "parameters", "loss", "weight", "reads"]
     write(as_text(f"Modules of {trainer.name!r}", columns, rows, numbers=("parameters",)) + "\n")
     update = update_of(trainer) or [("not compiled yet", "")]
     write(as_text("One update", ["stage", ""], update, numbers=()))
-    if arguments.keys() - {"print_fn"}:
-        parts = [*zip(("encoder", *trainer.heads), modules)]
-        parts += [(name, getattr(trainer, name)) for name in ("weighting", "balancer", "head_schedule")]
-        with renamed([(name, each) for name, each in parts if isinstance(each, keras.layers.Layer)]):
-            of_keras(**arguments)
+
+
+def modules_by_role(trainer: Trainer) -> AbstractContextManager[None]:
+    """A context in which the layers of a trainer have the names of their roles, for Keras's own summary."""
+    methods = [(name, getattr(trainer, name)) for name in ("weighting", "balancer", "head_schedule")]
+    parts = [*_modules(trainer), *methods]
+    return renamed([(name, part) for name, part in parts if isinstance(part, keras.layers.Layer)])
+
+
+def _modules(trainer: Trainer) -> list[tuple[str, Layer]]:
+    """The encoder and the heads' modules, by name."""
+    return [("encoder", trainer.encoder), *((name, head.module) for name, head in trainer.heads.items())]
 
 
 def draw_model(trainer: Trainer) -> Figure:

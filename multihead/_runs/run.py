@@ -15,6 +15,7 @@ import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.arguments import FitCall
 from multihead._data.data import Data, digest_of
 from multihead._ground.keras import callbacks_of, steps_at_once
 from multihead._ground.random import random_numbers, restore_random_numbers
@@ -55,7 +57,7 @@ def checkpoint_of(callbacks: Callback | Sequence[Callback]) -> tuple[Checkpoint 
 
 
 @contextmanager
-def opened(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | None]:
+def open_run(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | None]:
     """A context in which a `fit` has locked the folder of a checkpoint; None without a checkpoint."""
     if checkpoint is None:
         yield None
@@ -104,7 +106,7 @@ class Run:
             restore_random_numbers(self.snapshot.description["start"]["entered"])
         self._entered = random_numbers()
 
-    def begin(self, data: Data, validation: Data | None, loop: Config) -> int:
+    def begin(self, data: Data, validation: Data | None, call: FitCall) -> int:
         """Loads the checkpoint, if there is one; returns the seed with which the data are shuffled in each process."""
         if data.specs is None:
             raise ValueError(
@@ -118,11 +120,11 @@ class Run:
             "random": random_numbers(),
             "entered": self._entered,
             "updates": self.trainer.num_updates,
-            "data": describe_data(data, validation, loop),
+            "data": describe_data(data, validation, call),
             "first": None if data.first is None else digest_of(data.first),
         }
         if self.snapshot is not None:
-            self._check(self.snapshot.description, start, loop["epochs"])
+            self._check(self.snapshot.description, start, call.epochs)
             self.checkpoint.load(self.trainer, self.snapshot)
             start = self.snapshot.description["start"]
             restore_random_numbers(start["random"])
@@ -164,18 +166,19 @@ class Run:
                 stacklevel=2,
             )
 
-    def around(self, loop: Config, x: Dataset) -> Config:
-        """The arguments of Keras's loop with callbacks that save the run and are called from the checkpoint's place on."""
-        steps, epochs, verbose = (loop[name] for name in ("steps_per_epoch", "epochs", "verbose"))
+    def around(self, call: FitCall, x: Dataset) -> tuple[FitCall, RunCallbacks]:
+        """The call with callbacks, returned as well, that save the run and are called from the checkpoint's place on."""
+        steps, verbose = call.steps_per_epoch, call.verbose
         if steps is None and isinstance(x, tf.data.Dataset):
             steps = int(x.cardinality())
         params = {
             "verbose": 1 if verbose == "auto" else verbose,
-            "epochs": epochs,
+            "epochs": call.epochs,
             "steps": steps if steps is None or steps >= 0 else None,
         }
-        callbacks = RunCallbacks(self, loop["callbacks"], **params)
-        return {**loop, "callbacks": callbacks, "initial_epoch": epochs if self.is_over else loop["initial_epoch"]}
+        callbacks = RunCallbacks(self, call.callbacks, **params)
+        initial_epoch = call.epochs if self.is_over else call.initial_epoch
+        return replace(call, callbacks=callbacks, initial_epoch=initial_epoch), callbacks
 
 
 class RunCallbacks(keras.callbacks.CallbackList):

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.arguments import FitCall
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, seed_variables, state_variables, use_seed_variables
@@ -21,7 +22,7 @@ from multihead._ground.types import Config, Layer, Trainer, Variable
 
 _METHODS = ("weighting", "balancer", "head_schedule")
 _HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
-_OF_THE_LOOP = ("batch_size", "steps_per_epoch", "validation_batch_size", "validation_steps", "validation_freq")
+_OF_THE_CALL = ("batch_size", "steps_per_epoch", "validation_batch_size", "validation_steps", "validation_freq")
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
 
 
@@ -165,11 +166,11 @@ def _written(variable: tf.Variable) -> np.ndarray:
     return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
 
 
-def describe_data(x: Data, validation: Data | None, loop: Config) -> dict[str, str]:
+def describe_data(x: Data, validation: Data | None, call: FitCall) -> dict[str, str]:
     """What decides which batches come in which order, as text by name; a warning where a shuffle has no seed."""
-    found = {name: str(loop[name]) for name in _OF_THE_LOOP if loop[name] is not None}
+    found = {name: str(value) for name in _OF_THE_CALL if (value := getattr(call, name)) is not None}
     if x.is_arrays or x.batches is not None:
-        found["shuffle"] = str(loop["shuffle"])
+        found["shuffle"] = str(call.shuffle)
     given = {"x": x} if validation is None else {"x": x, "validation_data": validation}
     for argument, data in given.items():
         found[argument] = type(data.x).__name__

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from multihead._data.arguments import as_batches, for_keras, read_call
+from multihead._data.arguments import FitCall, as_batches, read_call
 from multihead._data.arrays import read_arrays
 from multihead._data.batch import unpack
 from multihead._data.data import Data
@@ -30,70 +32,86 @@ from multihead._ground.tensors import unchecked
 from multihead._ground.types import Callback, Config, Dataset, Function, Given, Logs, Nested, Tensor, Trainer
 from multihead._ground.validation import as_python
 from multihead._runs.run import Run
-from multihead._trainer.state import TrainerState
+from multihead._trainer.state import Checked, TrainerState
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.pipeline import compute_update
-from multihead._update.scaling import fit_scalings, unknown
+from multihead._update.scaling import fit_scalings, unfitted_heads
 from multihead._update.spec import Plan
 from multihead._update.update import RollBack
 from multihead.heads._directions import tell_directions
 from multihead.heads._labels import check_arrays, checked
-from multihead.heads._named import weigh_classes
+from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import is_zero
 from multihead.telemetry._epoch_end import EpochEnd
 
 Step = Callable[[Iterator[Nested]], Logs]  # from an iterator of batches
 
 
+class Source(NamedTuple):
+    """Data as Keras's loop reads them, and the call with what they need."""
+
+    data: Data
+    call: FitCall
+
+
 class FittedTrainer(TrainerState):
     """How a trainer is fitted, and what Keras calls for each step of training and evaluation."""
 
-    def _fit(self, arguments: Config, callbacks: Given, run: Run | None) -> Callback:
-        """A call of `fit`; without a checkpoint, `run` is None."""
-        size, class_weight = self._assert_ready("fit").gradient_accumulation_steps, arguments.pop("class_weight")
-        names, strategy = self._setup.all_names, self.distribute_strategy
-        data, validation, loop = read_call(arguments, names)
-        is_python, validates = data.batches is not None, validation is not None
-        self._build(data.specs, data, every_head=True)
-        data, checked = self._with_checked_labels(data, shuffle=loop["shuffle"])
-        found: tuple[list[Nested], Plan] = [], Plan()
-        if validation is not None:
-            validation, plan = self._with_checked_labels(validation, argument="validation_data")
-            found = tf.nest.flatten((validation.y, validation.sample_weight)), plan
-        unscaled = unknown(self._setup.heads)
-        seed = None if run is None else run.begin(data, validation, loop)
-        fit_scalings(unscaled, data, loop["steps_per_epoch"], names, self.update_spec, strategy, eagerly=self._runs_eagerly)
-        if size > 1 or (run is not None and (data.is_arrays or data.batches is not None)):
-            reason = "`gradient_accumulation_steps`" if size > 1 else "`Checkpoint`"
-            data, loop = as_batches(data, loop, size, reason, seed)
-        if run is not None and validation is not None and validation.batches is not None:
-            validation = Data(validation.as_dataset(None, None, False, "`Checkpoint`"), specs=validation.specs)
-        if size > 1:
-            ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
-            windows, loop["steps_per_epoch"] = in_windows(data.x, size, ahead, strategy, loop["steps_per_epoch"])
-            data = data._replace(x=windows)
-        data = data._replace(first=None)  # which nothing needs from here on
-        plan = self._planned(class_weight, checked, callbacks_of(callbacks))
+    def _fit(self, call: FitCall, run: Run | None) -> Callback:
+        """Runs a call of `fit`; without a checkpoint, `run` is None."""
+        source, validation, plan = self._prepared_fit(call, run)
         with self._in_phase("fit", plan), ExitStack() as stack:
-            loop["callbacks"] = self._shown(callbacks, loop["verbose"], stack, validates=validates)
+            callbacks = self._shown(call.callbacks, call.verbose, stack, validates=validation is not None)
             self._require_built().logs.take_weights(self._setup.trained)
             self._set_idle([])  # until a run reaches its checkpoint
-            self._validation.value = found
-            stack.callback(setattr, self._validation, "value", ([], Plan()))
+            self._validation.value = validation
+            stack.callback(setattr, self._validation, "value", None)
             stack.callback(forget_validation_data, self)
+            loop = replace(source.call, callbacks=callbacks)
             if run is not None:
-                loop = run.around(loop, data.x)
-                stack.enter_context(loop["callbacks"].running())
-            return super().fit(**for_keras(data, validation, loop))
+                loop, callbacks = run.around(loop, source.data.x)
+                stack.enter_context(callbacks.running())
+            return super().fit(**loop.for_keras(source.data, None if validation is None else validation.for_loop(run)))
 
-    def _with_checked_labels(self, data: Data, *, shuffle: Given = False, argument: str = "x") -> tuple[Data, Plan]:
-        """Checks arrays of labels at once, and other batches outside of what XLA compiles; with what steps can rely on."""
+    def _prepared_fit(self, call: FitCall, run: Run | None) -> tuple[Source, Checked | None, Plan]:
+        """What a `fit` trains on, its validation data, and what its steps can rely on; each stage makes a new value."""
+        data, validation = read_call(call, self._setup.all_names)
+        self._build(data.specs, data, every_head=True)
+        training = self._with_checked_labels(data, shuffle=call.shuffle)
+        held_out = None if validation is None else self._with_checked_labels(validation, argument="validation_data")
+        unfitted = unfitted_heads(self._setup.heads)  # before a checkpoint is loaded
+        seed = None if run is None else run.begin(training.data, None if held_out is None else held_out.data, call)
+        self._fit_scalings(unfitted, training.data, call)
+        source = self._batched(training.data, call, run, seed)
+        return source, held_out, self._planned(call.class_weight, training.plan, callbacks_of(call.callbacks))
+
+    def _fit_scalings(self, heads: list[NamedHead], data: Data, call: FitCall) -> None:
+        """Learns the scalings of some heads from the data of a `fit`."""
+        names, strategy = self._setup.all_names, self.distribute_strategy
+        fit_scalings(heads, data, call.steps_per_epoch, names, self.update_spec, strategy, eagerly=self._runs_eagerly)
+
+    def _batched(self, data: Data, call: FitCall, run: Run | None, seed: int | None) -> Source:
+        """The data as Keras's loop reads them: in windows where an update takes several batches, in order in a run."""
+        size = self._assert_ready("fit").gradient_accumulation_steps
+        is_python = data.batches is not None
+        if size == 1 and (run is None or not (data.is_arrays or is_python)):
+            return Source(data._replace(first=None), call)
+        argument = "`gradient_accumulation_steps`" if size > 1 else "`Checkpoint`"
+        batches, of_batches = as_batches(data, call, size, argument, seed)
+        if size == 1:
+            return Source(batches, of_batches)
+        ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
+        windows, steps = in_windows(batches.x, size, ahead, self.distribute_strategy, of_batches.steps_per_epoch)
+        return Source(batches._replace(x=windows), replace(of_batches, steps_per_epoch=steps))
+
+    def _with_checked_labels(self, data: Data, *, shuffle: bool | str = False, argument: str = "x") -> Checked:
+        """Checks arrays of labels at once, and other batches outside of what XLA compiles."""
         ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, data.specs))
         if not self._assert_ready("fit").check_labels:
-            return data, Plan(ranks)
+            return Checked(data, Plan(ranks))
         predictions = self._shapes.predictions
-        masked = {name for name, each in predictions.items() if each.masked}  # only a batch can tell which labels count
+        masked = {name for name, shown in predictions.items() if shown.masked}  # only a batch can tell which labels count
         complete = set(self._setup.all_names) - masked
 
         def check(parts: Dataset) -> None:
@@ -115,18 +133,21 @@ class FittedTrainer(TrainerState):
                     raise
                 raise ValueError(f"In `{argument}`: {error}") from error
             known = frozenset(complete if is_checked else ())
-            return data, Plan(ranks, is_checked and not masked, known, heads_stay=True)
+            return Checked(data, Plan(ranks, is_checked and not masked, known, heads_stay=True))
         if self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
             dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
             # What Python makes is lost if it is read and not used, and may draw random numbers.
-            data = data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
-        return data, Plan(ranks)
+            dataset = checked(check, dataset, ahead=data.batches is None)
+            return Checked(data._replace(x=dataset, batches=None), Plan(ranks))
+        return Checked(data, Plan(ranks))
 
-    def _with_labels_of_evaluation(self, data: Data) -> tuple[Data, Plan]:
+    def _checked_for_evaluation(self, data: Data) -> Checked:
         """As `_with_checked_labels`; of arrays that are the validation data of a `fit`, the labels were checked before."""
-        (known, plan), own = self._validation.value, tf.nest.flatten((data.y, data.sample_weight))
-        if data.is_arrays and len(own) == len(known) and all(one is other for one, other in zip(own, known)):
-            return data, plan
+        earlier = self._validation.value
+        if data.is_arrays and earlier is not None:
+            before, now = (tf.nest.flatten((each.y, each.sample_weight)) for each in (earlier.data, data))
+            if len(before) == len(now) and all(map(operator.is_, before, now)):
+                return Checked(data, earlier.plan)
         return self._with_checked_labels(data)
 
     def _checked_batch(self, x: Dataset, y: Nested, sample_weight: Nested) -> Data:

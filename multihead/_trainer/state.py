@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -54,6 +55,19 @@ class HeadWeights(keras.layers.Layer):
                 variable.assign(store[name][()])
 
 
+class Checked(NamedTuple):
+    """Data whose labels were checked as far as is possible before a step, and what steps can rely on."""
+
+    data: Data
+    plan: Plan
+
+    def for_loop(self, run: object | None) -> Data:
+        """The data as Keras's loop reads them for validation: during a run, what Python makes is a dataset."""
+        if run is None or self.data.batches is None:
+            return self.data
+        return Data(self.data.as_dataset(None, None, False, "`Checkpoint`"), specs=self.data.specs)
+
+
 class TrainerState(KerasHooks, keras.Model):
     """The heads and options of a trainer, and what is derived from them and from data."""
 
@@ -85,8 +99,8 @@ class TrainerState(KerasHooks, keras.Model):
         self._may_be_idle = False  # whether heads were ever made idle, so that idle heads should cost nothing
         # What the step that runs now was made with: nothing where a step is called by hand.
         self._plan = Untracked(Plan())
-        # Of a `fit` that is running: the arrays of labels of its validation data, and what steps can rely on in these
-        self._validation: Untracked[tuple[list[Nested], Plan]] = Untracked(([], Plan()))
+        # The validation data of a `fit` that is running.
+        self._validation: Untracked[Checked | None] = Untracked(None)
         self._optimizer_of_model = Untracked(None)
         self._name_of_model = Untracked("")  # of the model that `from_model` has made this trainer of
 

@@ -66,14 +66,14 @@ def warn_of_model(name: str, heads: Sequence[NamedHead]) -> None:
         )
 
 
-def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:
+def unfitted_heads(heads: Sequence[NamedHead]) -> list[NamedHead]:
     """The heads whose scaling of targets is still to be learned."""
     return [head for head in heads if head.scaling is not None and head.scaling.present.mean is None]
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:
     """Checks that the scalings of all targets are given or learned."""
-    lacking = unknown(heads)
+    lacking = unfitted_heads(heads)
     if lacking:
         raise ValueError(
             f"`target_scaling` of {quoted(head.name for head in lacking)} must be known before `{method}`: it is learned by "
@@ -113,7 +113,7 @@ def fit_scalings(
             f"read only once, or that may have no end. Received: x of type {type(data.x).__name__}{with_steps}. "
             "Give the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
         )
-    heads = unknown(heads)
+    heads = unfitted_heads(heads)
     if not heads and data.is_arrays:
         return
     found = moments_of(spec, heads, (as_tensors(unpack(batch, names)) for batch in batches), eagerly=eagerly)
@@ -168,7 +168,7 @@ def _learn(head: NamedHead, moments: Moments) -> None:
 
 def fit_scalings_to(batches: Sequence[Batch], spec: UpdateSpec, *, eagerly: bool) -> None:
     """Learns the scalings that are not known from some batches, as far as these have labels."""
-    heads = unknown(spec.network.heads)
+    heads = unfitted_heads(spec.network.heads)
     found = moments_of(spec, heads, batches if heads else [], eagerly=eagerly)
     for head in heads:
         if np.any(found[head.name].number):

@@ -275,7 +275,7 @@ def test_ragged_and_sparse_inputs(options):
     trainer = MultiHeadTrainer(Dense())
     trainer.add_head("size", keras.layers.Dense(1), "mse")
     trainer.compile(keras.optimizers.SGD(0.1), **options)
-    trainer.compute_gradients((SPARSE, {"size": Y}))
+    trainer.compute_gradients([(SPARSE, {"size": Y})])
     weights = []
     for inputs in (SPARSE, *(make_inputs() for make_inputs in COMPOSITES.values())):
         start([trainer.encoder.dense, trainer.heads["size"].module])
