@@ -39,7 +39,7 @@ from multihead._trainer.fitting import FittedTrainer, StepFunction
 from multihead._trainer.options import CompileOptions, check_compile, check_trainer, only_own_options
 from multihead._update.representation import call_encoder
 from multihead._update.scaling import check_known, scale_targets, warn_of_model
-from multihead._update.spec import Plan
+from multihead._update.spec import Idle, Plan
 from multihead.balancing import Balancer
 from multihead.balancing._kinds import every
 from multihead.clipping import Clipping
@@ -231,7 +231,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
         checked = check_weight(value)
         if is_zero(checked):
-            self._replan(heads_stay=False, may_be_idle=True)
+            self._replan(idle=Idle.EXPECTED)
         self.head_weights.by_head[name].assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:
@@ -247,8 +247,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             ValueError: There is no head with such a name.
         """
         check_head_names("heads", heads, self._setup.names)
-        self._may_be_idle = True
-        self._replan(heads_stay=False, may_be_idle=True)
+        self._replan(idle=Idle.EXPECTED)
         self._set_idle(heads)
 
     @only_own_options

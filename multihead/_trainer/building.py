@@ -98,9 +98,9 @@ def build(
         _warn_of_reads(heads, known, are_balanced=balancer is not None and options.balance_at == "representation")
         built = build_optimizer(optimizer, network.variables.all)
         slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
-        awake = first_replica_variable(tf.constant([float(head.name not in idle) for head in heads]))
+        enabled = first_replica_variable(tf.constant([float(head.name not in idle) for head in heads]))
     else:
-        slots, awake = earlier.spec.slots, earlier.spec.awake
+        slots, enabled = earlier.spec.slots, earlier.spec.enabled
     if earlier is not None and earlier.spec.faults.fits(network):
         faults = earlier.spec.faults
     else:
@@ -119,7 +119,7 @@ def build(
         num_micro_batches=options.micro_batches,
         clip=options.clip,
         slots=slots,
-        awake=awake,
+        enabled=enabled,
         faults=faults,
         check_labels=options.check_labels,
         periods=periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier),

@@ -24,7 +24,6 @@ from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
 from multihead._update.evaluate import HeadGradients, gradients_by_head
 from multihead._update.faults import Broken
-from multihead._update.network import Network
 from multihead._update.participation import Participation
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import check_known, fit_scalings_to
@@ -78,9 +77,9 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
         return self._update
 
 
-def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
+def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
     """The update that pairs make after `step` updates: that of the pairs of `compute_gradients` among them, if it is one."""
-    pairs = list(grads_and_vars)
+    network, pairs = spec.network, list(grads_and_vars)
     given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
     known = [id(tensor_variable(variable)) for variable in network.variables.all]
     if not set(given) <= set(known):
@@ -96,15 +95,15 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Gradient, Variable
         broken = update.broken._replace(heads=update.broken.heads | broken.heads, variables=broken.variables)
         return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
     # Gradients of unknown origin train what one of them, of the same group of variables, is not zero for.
-    flags = []
-    for _, positions in network.groups:
-        present = [gradients.all[i] for i in positions if gradients.all[i] is not None]
+    groups = []
+    for group in spec.groups:
+        present = [gradients.all[i] for i in group.positions if gradients.all[i] is not None]
         values = [each.values if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in present]
         found = [tf.reduce_any(tf.not_equal(each, 0)) for each in values]
-        flags.append(tf.reduce_any(found) if found else tf.constant(False))
+        groups.append(group._replace(trained=tf.reduce_any(found) if found else tf.constant(False)))
     nobody = tf.zeros([len(network.heads)], tf.bool)
     has_any = tf.constant(any(gradient is not None for gradient in gradients.all))
-    participation = Participation(nobody, nobody, has_any, tuple(flags))
+    participation = Participation(nobody, nobody, has_any, tuple(groups))
     return Change(gradients=gradients, clipped=gradients, step=step, participation=participation, broken=broken)
 
 
@@ -139,9 +138,9 @@ class CustomLoops(TrainerState):
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
         network, gradients = spec.network, update.gradients.all
         if tf.executing_eagerly():
-            for (_, positions), takes_part in zip(network.groups, update.participation.groups):
-                if not (update.participation.any if takes_part is None else takes_part):
-                    gradients = [None if i in positions else each for i, each in enumerate(gradients)]
+            for group in update.participation.groups:
+                if not (update.participation.any if group.trained is None else group.trained):
+                    gradients = [None if i in group.positions else each for i, each in enumerate(gradients)]
         pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
         for pair in pairs:
             pair.update = update
@@ -210,7 +209,7 @@ class CustomLoops(TrainerState):
         """
         self._assert_ready("apply_gradients")
         with self._at_step() as spec:
-            update = to_apply(spec.network, grads_and_vars, self.update_count)
+            update = to_apply(spec, grads_and_vars, self.update_count)
             return apply_update(spec, self.optimizer, clip(spec, update))
 
     @errors_in_words()

@@ -37,7 +37,7 @@ from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.pipeline import compute_update
 from multihead._update.scaling import fit_scalings, unfitted_heads
-from multihead._update.spec import Plan
+from multihead._update.spec import Idle, Plan
 from multihead._update.update import RollBack
 from multihead.heads._directions import tell_directions
 from multihead.heads._labels import check_arrays, checked
@@ -133,7 +133,7 @@ class FittedTrainer(TrainerState):
                     raise
                 raise ValueError(f"In `{argument}`: {error}") from error
             known = frozenset(complete if is_checked else ())
-            return Checked(data, Plan(ranks, is_checked and not masked, known, heads_stay=True))
+            return Checked(data, Plan(ranks, is_checked and not masked, known))
         if self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
             dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
             # What Python makes is lost if it is read and not used, and may draw random numbers.
@@ -189,18 +189,17 @@ class FittedTrainer(TrainerState):
         found = [] if class_weight is None else weigh_classes(self._setup.trained, class_weight)
         weights = {head.name: head.label_spec.class_weight for head in found}
         frozen = tuple((name, tuple(each.items())) for name, each in weights.items() if each is not None)
-        may_be_idle = self._may_be_idle or any(is_zero(head.weight) for head in self._setup.trained)
-        plan = Plan(may_be_idle=may_be_idle, class_weight=frozen)
+        some = bool(self._idle) or any(is_zero(head.weight) for head in self._setup.trained)
+        plan = Plan(idle=Idle.EXPECTED if some else Idle.POSSIBLE, class_weight=frozen)
         if checked is None:
             return plan
         is_checked = checked.labels_are_checked and class_weight is None
         plan = replace(plan, ranks=checked.ranks, labels_are_checked=is_checked)
         if not self._steps_are_ours:
             return plan
-        awake = self._built is None or bool(tf.reduce_all(tf.convert_to_tensor(self._built.spec.awake) > 0))
         # What users have written may change anything between two updates; the trainer's own methods change the plan.
-        stay = awake and not may_be_idle and checked.heads_stay and not any(map(runs_code_of_users, callbacks))
-        return replace(plan, complete=checked.complete, heads_stay=stay)
+        never = not some and not any(map(runs_code_of_users, callbacks))
+        return replace(plan, fully_labelled=checked.fully_labelled, idle=Idle.NEVER if never else plan.idle)
 
     # ------------------------------------------------------------------------------------------- steps
 

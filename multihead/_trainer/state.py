@@ -96,7 +96,6 @@ class TrainerState(KerasHooks, keras.Model):
         self._built: Built | None = None
         self._phase: str | None = None  # "fit", or "validation" in the midst of it
         self._idle: tuple[str, ...] = ()  # the heads that are idle
-        self._may_be_idle = False  # whether heads were ever made idle, so that idle heads should cost nothing
         # What the step that runs now was made with: nothing where a step is called by hand.
         self._plan = Untracked(Plan())
         # The validation data of a `fit` that is running.
@@ -206,10 +205,10 @@ class TrainerState(KerasHooks, keras.Model):
         return self._setup.options
 
     def _set_idle(self, heads: Sequence[str]) -> None:
-        """Makes some of the heads idle, and all others awake, by a variable that is read by steps."""
+        """Makes some of the heads idle, and no others, by a variable that is read by steps."""
         self._idle = tuple(heads)
         if self._built is not None:
-            self._built.spec.awake.assign([float(name not in heads) for name in self._setup.names])
+            self._built.spec.enabled.assign([float(name not in heads) for name in self._setup.names])
 
     # ------------------------------------------------------------------------------------------- building
 

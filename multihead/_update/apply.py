@@ -40,13 +40,13 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     The groups of variables that do not take part are restored with their slots, because momentum, Adam and weight decay
     change them even if the gradient is zero. `batch` is the position in the epoch of the update's first batch.
     """
-    network, gradients, takes_part = spec.network, update.clipped.all, update.participation
+    network, gradients, groups = spec.network, update.clipped.all, update.participation.groups
     places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
     if not places:  # all that the active heads train is frozen: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         places = [i for i in range(len(gradients)) if i not in network.frozen]
-        takes_part = takes_part._replace(groups=(tf.constant(False),) * len(takes_part.groups))
-    variables, trains_any = [network.variables.all[i] for i in places], takes_part.any
+        groups = tuple(group._replace(trained=tf.constant(False)) for group in groups)
+    variables, trains_any = [network.variables.all[i] for i in places], update.participation.any
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
     # have the dtype of their variables, although balancing half precision, for one, gives float32.
     unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
@@ -60,9 +60,9 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     seen = (finite, trains_any, applies, update.step, update.broken, scale, batch)
 
     state = {id(variable): value for variable, value in zip(update.roll_back.variables, update.roll_back.values)}
-    kept = [] if takes_part.encoder is None else [(takes_part.encoder, spec.state_of_encoder)]
-    kept += network.state_at(spec.rates.steps, update.step)
-    moves = [(flag, variable) for flag, group in kept for variable in group if id(variable) in state]
+    in_doubt = [group for group in groups if group.trained is not None]
+    kept = [(group.trained, group.state) for group in in_doubt] + network.state_at(spec.rates.steps, update.step)
+    moves = [(flag, variable) for flag, variables in kept for variable in variables if id(variable) in state]
 
     @as_is
     def apply_or_skip(
@@ -71,10 +71,15 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
         seen, flags = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), (seen, flags))
         finite, trains_any, applies, step, broken, scale, batch = seen
-        groups, moving = flags
+        trained, moving = flags
 
         def apply() -> None:
-            _apply_to_groups(strategy, spec, optimizer, gradients, places, groups, step)
+            with ExitStack() as stack:
+                parts = [(group is groups[0], flag, group.variables) for flag, group in zip(trained, in_doubt)]
+                for of_encoder in (True, False):  # which may be large, and is copied apart from the heads
+                    part = [(flag, variables) for is_encoder, flag, variables in parts if is_encoder == of_encoder]
+                    stack.enter_context(_restored(strategy, part))
+                _apply_scaled(strategy, spec, optimizer, gradients, places, step)
             for (_, variable), flag, value in zip(moves, moving, saved[1]):
                 assign(strategy, variable, where(flag, variable.read_value(), value))
             record_finite(optimizer, True)
@@ -90,7 +95,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
 
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     saved = update.roll_back.values, [state[id(variable)] for _, variable in moves]
-    flags = list(takes_part.groups), [flag for flag, _ in moves]
+    flags = [group.trained for group in in_doubt], [flag for flag, _ in moves]
     args = (present, flags, seen, update.data, saved)
     tf.distribute.get_replica_context().merge_call(apply_or_skip, args=args)
     return applies
@@ -100,32 +105,10 @@ _FEW = 2**16
 """The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
-def _apply_to_groups(
-    strategy: tf.distribute.Strategy,
-    spec: UpdateSpec,
-    optimizer: Optimizer,
-    gradients: Sequence[Gradient],
-    places: Sequence[int],
-    flags: Sequence[tf.Tensor | None],
-    step: tf.Tensor,
-) -> None:
-    """Applies the gradients of the variables at some places, and restores the groups of variables that are left out.
-
-    `flags` are, for each group, whether it takes part; None: it does.
-    """
-    in_doubt = [(flag, group) for flag, group in zip(flags, spec.groups) if flag is not None and group]
-    # The encoder, which may be large, is copied apart from the heads.
-    parts = [in_doubt] if flags[0] is None else [in_doubt[:1], in_doubt[1:]]
-    with ExitStack() as stack:
-        for part in filter(None, parts):
-            stack.enter_context(_restored(strategy, part))
-        _apply_scaled(strategy, spec, optimizer, gradients, places, step)
-
-
 @contextmanager
 def _restored(strategy: tf.distribute.Strategy, groups: Sequence[tuple[tf.Tensor, Sequence[tf.Variable]]]) -> Iterator[None]:
-    """A context after which groups of variables that do not take part, as a boolean scalar says, are as before."""
-    variables, flags = [variable for _, group in groups for variable in group], [flag for flag, _ in groups]
+    """A context after which groups of variables that are not trained, as a boolean scalar says, are as before."""
+    variables, flags = [variable for _, group in groups for variable in group], [flag for flag, group in groups if group]
     # To copy few variables costs less than a condition; XLA, whose branches must be alike, does without one, too.
     sizes = [variable.shape.num_elements() for variable in variables]
     copies = in_xla() or (None not in sizes and sum(sizes) <= _FEW)
@@ -192,14 +175,14 @@ def _apply_scaled(
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     """Calls `observe` of the weighting, the balancer and the schedule."""
-    weights, after = update.losses.given, None
+    weights, after = update.losses.loss_weights, None
     if "losses_after" in spec.uses:
         means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after(spec, update, applied)), weights.counts)
         after = tf.cast(where(update.participation.active, weights.of_heads * means, 0.0), tf.float32)
-    applied = update.participation.unless_left_out(applied)
+    applied = update.participation.methods_see(applied)
     seen = Observation(
         step=update.step,
-        active=update.participation.at_encoder,
+        active=update.participation.trains_encoder,
         losses=tf.cast(update.losses.weighted, tf.float32) if spec.weighting is not None or "losses" in spec.uses else None,
         norms=update.norms,
         gramian=update.combined.at_representation,

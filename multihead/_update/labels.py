@@ -53,11 +53,16 @@ class Labels(NamedTuple):
 
 
 def read_labels(
-    network: Network, predictions: Sequence[Predictions], batch: Batch, *, check: bool = True, complete: Collection[str] = ()
+    network: Network,
+    predictions: Sequence[Predictions],
+    batch: Batch,
+    *,
+    check: bool = True,
+    fully_labelled: Collection[str] = (),
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
-    `check` is as in `Head.mask_missing`; no target of a head in `complete` marks a missing label.
+    `check` is as in `Head.mask_missing`; no target of a head in `fully_labelled` marks a missing label.
     """
 
     def mask_of(k: int, head: NamedHead, representation: Nested) -> tf.Tensor | None:
@@ -72,7 +77,7 @@ def read_labels(
             labels.append(None)
             continue
         sample_weight = batch.sample_weights.get(head.name)
-        known = {"check": check, "complete": head.name in complete}
+        known = {"check": check, "fully_labelled": head.name in fully_labelled}
         clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, **known)
         if head.scaling is None:
             labels.append(Labels(clean, weights))
@@ -138,9 +143,9 @@ def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[N
     return tf.nest.pack_sequence_as(representation, list(map(gathered, leaves, known))), Labels(*map(gathered, labels))
 
 
-def runs(head: NamedHead, active: tf.Tensor, labels: Labels) -> tf.Tensor:
-    """Whether an active head runs on a micro-batch, a boolean scalar: a loss of labelled rows needs one."""
-    return active & tf.reduce_any(labels.weights > 0) if head.takes_labelled_rows else active
+def runs(head: NamedHead, computed: tf.Tensor, labels: Labels) -> tf.Tensor:
+    """Whether a head that is computed runs on a micro-batch, a boolean scalar: a loss of labelled rows needs one."""
+    return computed & tf.reduce_any(labels.weights > 0) if head.takes_labelled_rows else computed
 
 
 def count_labels(labels: Sequence[Labels | None], dtype: tf.DType) -> tf.Tensor:

@@ -200,27 +200,6 @@ class Network:
         found = [variable for module in self.modules for variable in state_variables(module)]
         return list({id(variable): variable for variable in found}.values())
 
-    @property
-    def encoder_heads(self) -> tuple[int, ...]:
-        """The heads that train the encoder."""
-        return tuple(k for k, head in enumerate(self.heads) if head.trains_encoder)
-
-    @property
-    def groups(self) -> list[tuple[tuple[int, ...], list[int]]]:
-        """The groups of variables that take part in updates together: their heads, and their positions in `variables.all`.
-
-        The first is the encoder's, even if it has no variables. A probe trains no variable of a weighting.
-        """
-        start, end = len(self.variables.encoder), len(self.variables.of_losses)
-        found: dict[tuple[int, ...], list[int]] = {}
-        for i in range(len(self.variables.heads)):
-            heads = tuple(k for k, positions in enumerate(self.own) if i in positions)
-            found.setdefault(heads, []).append(start + i)
-        for i, learners in enumerate(self.learned_by):
-            heads = tuple(k for k in learners if k in self.encoder_heads)
-            found.setdefault(heads, []).append(end + i)
-        return [(self.encoder_heads, list(range(start))), *found.items()]
-
 
 def sum_of(losses: Sequence[tf.Tensor | None], dtype: tf.DType | None = None) -> tf.Tensor | None:
     """The sum of some losses, in at least float32, or of a dtype; None for none."""

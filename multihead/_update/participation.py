@@ -3,59 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from multihead._ground.tensors import all_of
-from multihead._update.network import Network
+
+Flag: TypeAlias = tf.Tensor | None
+"""Whether an update does something, a boolean scalar; None: every update that is applied does."""
+
+
+class Group(NamedTuple):
+    """Variables that the same heads train, so that an update trains or leaves out all of them.
+
+    What is left out stays as it is, to the bit: the variables, their optimizer slots, and the state.
+    """
+
+    heads: tuple[int, ...]  # the heads that train them
+    positions: tuple[int, ...]  # of the variables, in `variables.all` of the network
+    variables: tuple[tf.Variable, ...]  # with their optimizer slots
+    state: tuple[tf.Variable, ...] = ()  # other variables, which computing an update changes
+    trained: Flag = None  # whether the update trains the group
 
 
 class Participation(NamedTuple):
-    """Who takes part in an update.
+    """Who takes part in an update."""
 
-    A group of variables takes part if one of the heads that train it is active. Whatever does not stays as it is, to the
-    bit: the variables, their optimizer slots and, of the encoder and the methods, what computing the update has changed.
-    """
-
-    active: tf.Tensor  # `[num_heads]` booleans: which heads the update trains
-    at_encoder: tf.Tensor  # `[num_heads]` booleans: which of these train the encoder; the methods see no others
+    active: tf.Tensor  # `[num_heads]` booleans: the heads that the update trains
+    trains_encoder: tf.Tensor  # `[num_heads]` booleans: those of them that train the encoder; the methods see no others
     any: tf.Tensor  # whether there is anything to apply, a boolean scalar
-    # For each of the network's groups, whether the update trains it; None: every update that is applied does
-    groups: tuple[tf.Tensor | None, ...]
-    conditional: tuple[bool, ...] = ()  # for each head, whether it is computed only if it is active
+    groups: tuple[Group, ...]  # of all trainable variables, the encoder's first
+    computed: tuple[Flag, ...] = ()  # for each head, whether its losses and gradients are computed
 
     @classmethod
     def of(
-        cls, network: Network, active: tf.Tensor, *, always: Sequence[bool] = (), conditional: Sequence[bool] = ()
+        cls, groups: Sequence[Group], active: tf.Tensor, *, always: Sequence[bool], conditional: Sequence[bool]
     ) -> Participation:
         """That of an update which trains the active heads, `[num_heads]`.
 
-        `always` is, for each head, whether it is known that every update that is applied trains it.
+        `always` is, for each head, whether it is known that every update that is applied trains it; `conditional`, whether
+        it is not computed while it is idle.
         """
-        known, by_head = {k for k, each in enumerate(always) if each}, tf.unstack(active)
-        flags: list[tf.Tensor | None] = []
-        for heads, _ in network.groups:
-            if known & set(heads) or len(heads) == len(network.heads):  # an update that trains no head is not applied
-                flags.append(None)
-            elif len(heads) == 1:
-                flags.append(by_head[heads[0]])
-            else:
-                flags.append(tf.reduce_any([by_head[k] for k in heads]) if heads else tf.constant(False))
-        return cls(active, at_encoder_of(network, active), tf.reduce_any(active), tuple(flags), tuple(conditional))
+        by_head, encoder_heads = tf.unstack(active), groups[0].heads
+        known, number = {k for k, is_always in enumerate(always) if is_always}, len(by_head)
+
+        def trained(heads: Sequence[int]) -> Flag:
+            if known & set(heads) or len(heads) == number:  # an update that trains no head is not applied
+                return None
+            flags = [by_head[k] for k in heads] or [tf.constant(False)]
+            return flags[0] if len(flags) == 1 else tf.reduce_any(flags)
+
+        trains_encoder = active if len(encoder_heads) == number else active & [k in encoder_heads for k in range(number)]
+        return cls(
+            active=active,
+            trains_encoder=trains_encoder,
+            any=tf.reduce_any(active),
+            groups=tuple(group._replace(trained=trained(group.heads)) for group in groups),
+            computed=tuple(flag if is_conditional else None for flag, is_conditional in zip(by_head, conditional)),
+        )
 
     @property
-    def encoder(self) -> tf.Tensor | None:
-        """Whether the update trains the encoder; None: every update that is applied does."""
-        return self.groups[0]
+    def encoder(self) -> Flag:
+        """Whether the update trains the encoder."""
+        return self.groups[0].trained
 
-    def unless_left_out(self, applied: tf.Tensor) -> tf.Tensor:
+    def methods_see(self, applied: tf.Tensor) -> tf.Tensor:
         """Whether an update was applied, and trains the encoder, so that the methods see it."""
         return applied if self.encoder is None else all_of([applied, self.encoder])
-
-
-def at_encoder_of(network: Network, active: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` booleans: which active heads train the encoder."""
-    if len(network.encoder_heads) == len(network.heads):
-        return active
-    return active & [head.trains_encoder for head in network.heads]

@@ -93,8 +93,8 @@ class EncoderPass:
 
     def _fraction_of_encoder(self) -> tf.Tensor:
         """The same for losses that the encoder adds: 0 where the update leaves it out."""
-        fraction, takes_part = self._fraction(), self._weights.participation.encoder
-        return fraction if takes_part is None else where(takes_part, fraction, 0.0)
+        fraction, is_trained = self._fraction(), self._weights.participation.encoder
+        return fraction if is_trained is None else where(is_trained, fraction, 0.0)
 
     def _gradients(
         self, tape: tf.GradientTape, losses: Sequence[tf.Tensor], sources: Sequence[Tensor], factors: Sequence[tf.Tensor]
@@ -140,11 +140,12 @@ class HeadsPass(EncoderPass):
     def _of_head(self, k: int, labels: Labels | None) -> HeadLosses:
         """The pass of head `k`: zeros and None without targets; under a condition if the head may be idle."""
         network, leaves = self.network, self._representation.leaves
+        computed = self._weights.participation.computed[k]
         if labels is None:
             own, shared = ([None] * len(of[k]) for of in (network.own, network.shared))
             of_loss = LossGradients(tf.constant(0.0), [None] * len(leaves), own, shared)
             return of_loss, of_loss._replace(value=None)
-        if not self._weights.participation.conditional[k]:
+        if computed is None:
             return self._head(k, labels)
         real = [as_real(leaf) for leaf in leaves]
         shapes = ([tf.shape(each) for each in of] for of in (real, network.own_tensors(k), network.shared_tensors(k)))
@@ -152,8 +153,9 @@ class HeadsPass(EncoderPass):
         of_loss = LossGradients(scalar, *shapes)
         # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
         both = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
-        condition = runs(network.heads[k], self._weights.participation.active[k], labels)
-        found = computed_if(condition, lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(both))
+        found = computed_if(
+            runs(network.heads[k], computed, labels), lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(both)
+        )
         of_loss, of_added = tf.nest.pack_sequence_as(both, found)
         return of_loss, of_added
 

@@ -19,7 +19,7 @@ from multihead._update.labels import count_over_replicas
 from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
 from multihead._update.participation import Participation
-from multihead._update.spec import UpdateSpec
+from multihead._update.spec import Idle, UpdateSpec
 from multihead._update.update import RollBack, Update
 from multihead._update.weights import LossWeights, head_weights_at
 
@@ -83,40 +83,19 @@ def _participation(
     spec: UpdateSpec, batches: Sequence[Batch], head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
 ) -> Participation:
     """Who takes part: the heads with labels and a weight above 0 that are not idle, and whose turn it is."""
-    able = tf.minimum(head_weights * tf.cast(spec.awake, spec.dtype), counts) > 0
+    able = tf.minimum(head_weights * tf.cast(spec.enabled, spec.dtype), counts) > 0
     active = able if spec.schedule.always_all else spec.schedule.among(able, step)
-    always = _always(spec, batches)
-    return Participation.of(spec.network, active, always=always, conditional=_conditional(spec, batches, always))
-
-
-def _always(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
-    """For each head, whether it trains in every update, unless none does, so that nothing of it need be restored.
-
-    Each element then has a label that counts, as the structure and the dtypes of the batches tell.
-    """
-    found = [spec.plan.heads_stay and spec.schedule.always_all] * len(spec.network.heads)
-    for k, (head, predictions) in enumerate(zip(spec.network.heads, spec.predictions)):
-        name, label = head.name, head.label_spec
-        weighs = head.has_weight_function or head.loss.has_count or label.class_weight is not None
-        found[k] = found[k] and not predictions.masked and not weighs
-        for batch in batches:
-            found[k] = found[k] and name in batch.targets and name not in batch.sample_weights
-            if found[k]:
-                targets = batch.targets[name]
-                has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
-                can_lack = targets.dtype.is_floating or bool(label.ignore_labels)
-                found[k] = has_elements and (name in spec.plan.complete or not can_lack)
-    return found
-
-
-def _conditional(spec: UpdateSpec, batches: Sequence[Batch], always: Sequence[bool]) -> list[bool]:
-    """For each head, whether it is computed under a condition, so that nothing of it changes while it is idle."""
-    by_schedule = spec.plan.may_be_idle or not spec.schedule.always_all
-    weighted = {name for batch in batches for name in batch.sample_weights}
-    heads = zip(spec.network.heads, spec.network.stateful)
-    in_doubt = [head.loss.has_count or head.takes_labelled_rows for head in spec.network.heads]
-    may_be = [by_schedule or head.name in weighted or stateful for head, stateful in heads]
-    return [own or (idle and not never) for idle, never, own in zip(may_be, always, in_doubt)]
+    idle, always, conditional = spec.plan.idle, list[bool](), list[bool]()
+    for head, has_state in zip(spec.network.heads, spec.network.stateful):
+        has_weights = any(head.name in batch.sample_weights for batch in batches)
+        labels = [batch.targets[head.name].shape[1:].num_elements() for batch in batches if head.name in batch.targets]
+        is_labelled = head.is_fully_labelled and not has_weights and len(labels) == len(batches) and all(labels)
+        has_turn = idle is Idle.NEVER and spec.schedule.always_all and not head.has_weight_function
+        always.append(is_labelled and has_turn and not head.loss.has_count)
+        # What is computed of an idle head costs time, and changes the state of its layers; some losses cannot be computed.
+        should_not = idle is Idle.EXPECTED or not spec.schedule.always_all or has_weights or has_state
+        conditional.append(head.loss.has_count or head.takes_labelled_rows or (should_not and not always[-1]))
+    return Participation.of(spec.groups, active, always=always, conditional=conditional)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from multihead._method import Method
 from multihead._update.faults import Faults
 from multihead._update.labels import Labels, Predictions, read_labels, with_counts
 from multihead._update.network import Network
+from multihead._update.participation import Group
 from multihead._update.ways import Way
 from multihead.balancing import Balancer
 from multihead.clipping import Clipping
@@ -24,15 +26,22 @@ from multihead.schedules import Schedule
 from multihead.weighting import Weighting
 
 
+class Idle(enum.Enum):
+    """What is known, before a step is traced, of heads that have labels and whose turn it is."""
+
+    NEVER = enum.auto()  # none is idle: all have weights above 0, and no code of users runs between updates
+    POSSIBLE = enum.auto()  # any may become idle at any time; it is computed all the same, and what it changes is restored
+    EXPECTED = enum.auto()  # some have been made idle, and should cost nothing
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a step can rely on, all of it known before the step is traced. Another plan is another step."""
 
     ranks: str = ""  # of the data, for which Keras's function would otherwise be traced again without any
     labels_are_checked: bool = False  # whether all labels were checked before the first update
-    complete: frozenset[str] = frozenset()  # the names of heads none of whose targets mark a missing label
-    heads_stay: bool = False  # whether heads are awake, with weights above 0, and no code of users runs between updates
-    may_be_idle: bool = False  # whether idle heads should cost nothing, since heads have been made idle
+    fully_labelled: frozenset[str] = frozenset()  # the names of heads all of whose labels are there and count
+    idle: Idle = Idle.POSSIBLE
     period: int | None = None  # the number of the period of training; None: the one at the time when the step is traced
     # Pairs of a head's name, and pairs of class and weight, which replace the weights of its classes
     class_weight: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
@@ -51,7 +60,7 @@ class UpdateSpec:
     num_micro_batches: int  # micro-batches per batch
     clip: Clipping | None  # limits the gradients
     slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots of each of the network's variables
-    awake: tf.Variable  # `[num_heads]`: 1 for each head that may be trained, 0 for the others
+    enabled: tf.Variable  # `[num_heads]`: 0 for each head that `set_idle` has made idle, 1 for the others
     faults: Faults
     check_labels: bool  # whether values of labels and sample weights are checked in each batch
     periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
@@ -64,7 +73,7 @@ class UpdateSpec:
         """The specification of updates under a plan, in a period, whose frozen variables get no gradients."""
         heads = weigh_classes(self.network.heads, {name: dict(weights) for name, weights in plan.class_weight})
         for head in heads:
-            head.is_complete = head.name in plan.complete and head.label_spec.class_weight is None
+            head.is_fully_labelled = head.name in plan.fully_labelled and head.label_spec.class_weight is None
         network = replace(self.network, frozen=self.periods[period].frozen, heads=tuple(heads))
         checks = self.check_labels and not plan.labels_are_checked
         return replace(self, network=network, check_labels=checks, plan=replace(plan, period=period))
@@ -72,7 +81,7 @@ class UpdateSpec:
     def labels(self, batch: Batch) -> tuple[list[Labels | None], list[Labels | None]]:
         """The labels in a batch of the heads that are trained, and of those that are only measured."""
         network, checks = self.network, self.check_labels
-        trained = read_labels(network, self.predictions, batch, check=checks, complete=self.plan.complete)
+        trained = read_labels(network, self.predictions, batch, check=checks, fully_labelled=self.plan.fully_labelled)
         measured = read_labels(replace(network, heads=network.measured), self.of_measured, batch, check=checks)
         return with_counts(network, batch.inputs, trained), measured
 
@@ -91,13 +100,23 @@ class UpdateSpec:
         return precision_of([each.spec.dtype for each in self.predictions])
 
     @property
-    def groups(self) -> list[list[tf.Variable]]:
-        """The variables of each of the network's groups, with their optimizer slots."""
-        everything = self.network.variables.all
-        return [
-            [each for i in positions for each in (tensor_variable(everything[i]), *self.slots[i])]
-            for _, positions in self.network.groups
-        ]
+    def groups(self) -> list[Group]:
+        """The groups of variables; the first is the encoder's, even if it has none. A probe trains none of a weighting."""
+        network = self.network
+        encoder = tuple(k for k, head in enumerate(network.heads) if head.trains_encoder)
+        start, end = len(network.variables.encoder), len(network.variables.of_losses)
+        positions: dict[tuple[int, ...], list[int]] = {}  # of variables, by the heads that train them
+        for i in range(end - start):
+            heads = tuple(k for k, own in enumerate(network.own) if i in own)
+            positions.setdefault(heads, []).append(start + i)
+        for i, learners in enumerate(network.learned_by):
+            positions.setdefault(tuple(k for k in learners if k in encoder), []).append(end + i)
+
+        def group(heads: tuple[int, ...], positions: Sequence[int], state: Sequence[tf.Variable] = ()) -> Group:
+            members = [each for i in positions for each in (tensor_variable(network.variables.all[i]), *self.slots[i])]
+            return Group(heads, tuple(positions), tuple(members), tuple(state))
+
+        return [group(encoder, range(start), self.state_of_encoder), *(group(*item) for item in positions.items())]
 
     @property
     def methods(self) -> list[Method]:
@@ -120,6 +139,6 @@ class UpdateSpec:
 
     @property
     def state_of_encoder(self) -> list[tf.Variable]:
-        """Those of them that are restored if the update leaves the encoder out: the encoder's own, and the methods'."""
+        """Those of them that change only in an update that trains the encoder: its own, and the methods'."""
         of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
         return [*map(tensor_variable, of_methods), *state_variables(self.network.encoder)]

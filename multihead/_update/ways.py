@@ -54,11 +54,11 @@ class Way(ABC):
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
         if self.balancer is None or not self.may_reuse or in_xla():
             return None, None
-        found = self.balancer.known(weights.step, weights.meeting)
+        found = self.balancer.known(weights.step, weights.participation.trains_encoder)
         if found is None:
             return None, None
         solves, coefficients = found
-        return solves, where(weights.meeting, coefficients, 0.0)
+        return solves, where(weights.participation.trains_encoder, coefficients, 0.0)
 
     def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
         """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
@@ -95,8 +95,8 @@ class CombinedFirst(Way):
         return sums, losses, Combined(encoder, coefficients, products, products, square, leaves=rows)
 
     def _added(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
-        known = None if self.balancer is None else self.balancer.known(weights.step, weights.meeting)
-        factors = None if known is None else where(weights.meeting, known[1], 0.0)
+        known = None if self.balancer is None else self.balancer.known(weights.step, weights.participation.trains_encoder)
+        factors = None if known is None else where(weights.participation.trains_encoder, known[1], 0.0)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Nested:
             found = HeadsPass(network, micro_batch, weights)
@@ -193,11 +193,11 @@ def reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor 
 
 def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor) -> tf.Tensor:
     """`[num_heads]` coefficients of the heads' weighted gradients, from their inner products; 0 for idle heads."""
-    meeting = losses.given.meeting
+    weights, dtype = losses.loss_weights, losses.loss_weights.counts.dtype
     if balancer is None:
-        return tf.cast(meeting, losses.given.counts.dtype)
-    used = balancer.used(step=losses.given.step, losses=lambda: losses.means)
-    return where(meeting, tf.cast(balancer.coefficients(products, **used), losses.given.counts.dtype), 0.0)
+        return tf.cast(weights.participation.trains_encoder, dtype)
+    used = balancer.used(step=weights.step, losses=lambda: losses.means)
+    return where(weights.participation.trains_encoder, tf.cast(balancer.coefficients(products, **used), dtype), 0.0)
 
 
 def combine_matrices(
@@ -207,10 +207,10 @@ def combine_matrices(
 
     Returns the combined gradient `d`, one per matrix; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and `<d, d>`.
     """
-    active, present = losses.given.meeting, [matrix for matrix in matrices if matrix is not None]
+    active, present = losses.loss_weights.participation.trains_encoder, [matrix for matrix in matrices if matrix is not None]
     if not present:
         return [None] * len(matrices), tf.zeros([len(active)]), tf.zeros([])
-    used = balancer.used(step=losses.given.step, losses=lambda: losses.means)
+    used = balancer.used(step=losses.loss_weights.step, losses=lambda: losses.means)
     masked = [where(active[:, tf.newaxis], matrix.values, tf.zeros_like(matrix.values)) for matrix in present]
     combined = balancer.combine(masked, **used)
     # Matrices of a float64 network's variables are float64.

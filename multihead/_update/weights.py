@@ -40,12 +40,12 @@ def weigh(
 
     Active heads that do not train the encoder count as they are.
     """
-    active, at_encoder = participation.active, participation.at_encoder
-    found = weighting.weigh(tf.cast(losses, tf.float32), at_encoder, **weighting.used(step=step))  # as its variables are
+    active, trains_encoder = participation.active, participation.trains_encoder
+    found = weighting.weigh(tf.cast(losses, tf.float32), trains_encoder, **weighting.used(step=step))  # as its variables are
     factors, total = (tf.cast(each, losses.dtype) for each in found)
-    if at_encoder is active:
+    if trains_encoder is active:
         return factors, total
-    others = active & ~at_encoder
+    others = active & ~trains_encoder
     return factors + tf.cast(others, losses.dtype), total + tf.reduce_sum(where(others, losses, 0.0))
 
 
@@ -76,11 +76,6 @@ class LossWeights(NamedTuple):
         per_element = tf.math.divide_no_nan(fixed, counts)
         return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
 
-    @property
-    def meeting(self) -> tf.Tensor:
-        """`[num_heads]` booleans: which active heads train the encoder, and so are combined there."""
-        return self.participation.at_encoder
-
 
 class Losses:
     """The losses of an update over all replicas, from this replica's loss sums, `[num_heads]`, and what their weights are.
@@ -92,35 +87,36 @@ class Losses:
         weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
     """
 
-    def __init__(self, given: LossWeights, sums: tf.Tensor) -> None:
-        self.given, self._sums = given, sums
+    def __init__(self, loss_weights: LossWeights, sums: tf.Tensor) -> None:
+        self.loss_weights, self._sums = loss_weights, sums
         self._by_weighting = self.factors = self.regularizer = None
-        if given.weighting is None:
-            self.total, self.weights = tf.reduce_sum(given.per_element * sums), given.fixed
+        weighting, participation = loss_weights.weighting, loss_weights.participation
+        if weighting is None:
+            self.total, self.weights = tf.reduce_sum(loss_weights.per_element * sums), loss_weights.fixed
             return
-        self.regularizer = given.weighting.regularizer(given.meeting)  # now: an update changes what it reads
-        self._by_weighting, total = weigh(given.weighting, self.weighted, given.participation, given.step)
-        self.total, self.weights = total / replicas.num_replicas(), given.of_heads * self._by_weighting
-        self.factors = self._by_weighting if depends_on_losses(given.weighting) else None
+        self.regularizer = weighting.regularizer(participation.trains_encoder)  # now: an update changes what it reads
+        self._by_weighting, total = weigh(weighting, self.weighted, participation, loss_weights.step)
+        self.total, self.weights = total / replicas.num_replicas(), loss_weights.of_heads * self._by_weighting
+        self.factors = self._by_weighting if depends_on_losses(weighting) else None
 
     @cached_property
     def means(self) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses."""
-        return tf.math.divide_no_nan(replicas.all_reduce_sum(self._sums), self.given.counts)
+        return tf.math.divide_no_nan(replicas.all_reduce_sum(self._sums), self.loss_weights.counts)
 
     @cached_property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return where(self.given.participation.active, self.given.of_heads * self.means, 0.0)
+        return where(self.loss_weights.participation.active, self.loss_weights.of_heads * self.means, 0.0)
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""
-        weighting = self.given.weighting
+        weighting, trains_encoder = self.loss_weights.weighting, self.loss_weights.participation.trains_encoder
         if weighting is None:
             return []
         losses, factors = (tf.cast(each, tf.float32) for each in (self.weighted, self._by_weighting))
         norms = None if norms is None else tf.math.divide_no_nan(norms, factors)
-        return list(weighting.gradients(losses, norms, self.given.meeting, **weighting.used(step=self.given.step)))
+        return list(weighting.gradients(losses, norms, trains_encoder, **weighting.used(step=self.loss_weights.step)))
 
     def times_factors(self, coefficients: tf.Tensor) -> tf.Tensor:
         """`[num_heads]` coefficients times the loss-dependent factors, if there are any."""

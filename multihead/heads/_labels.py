@@ -33,18 +33,18 @@ def mask_missing(
     mask: tf.Tensor | None,
     *,
     check: bool = True,
-    complete: bool = False,
+    fully_labelled: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The targets, 0 where there is no label, and weights of the shape of the loss's values, 0 there, too.
 
     Replacing labels before the loss is called keeps NaN, and labels that are not classes, out of every gradient. `mask` is
     the Keras mask of the predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise
     an error; compiled by XLA, which cannot raise errors, their weight is infinite, so that the update is not applied. With
-    `complete`, no target marks a missing label.
+    `fully_labelled`, no target marks a missing label.
     """
     rank, dtype = check_specs(spec, targets, predictions), precision_of([predictions.dtype])
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
-    lacking = None if complete else missing(spec, seen)
+    lacking = None if fully_labelled else missing(spec, seen)
     inner = list(range(rank, seen.shape.rank))
     labelled = None if lacking is None else ~(tf.reduce_any(lacking, axis=inner) if inner else lacking)
 

@@ -64,7 +64,7 @@ class NamedHead:
         self.label_spec = LabelSpec(name, self.loss, ignored, value.class_weight, above, rules)
         # For each leaf of the representation, whether it has a row for each example; None if that is not known
         self.leaves_with_rows: tuple[bool, ...] | None = None
-        self.is_complete = False  # whether every label of the data counts
+        self.is_fully_labelled = False  # whether every label of the data is there and counts
         self.checks_range = True  # whether a loss of probabilities refuses other predictions
         self._metrics: list[HeadMetric] | None = None
 
@@ -105,7 +105,7 @@ class NamedHead:
     @property
     def takes_labelled_rows(self) -> bool:
         """Whether the loss is called without the rows that have no label; not if it is known that there are none."""
-        return self.loss.takes_labelled_rows and not self.is_complete
+        return self.loss.takes_labelled_rows and not self.is_fully_labelled
 
     @property
     def runs_in_xla(self) -> bool:

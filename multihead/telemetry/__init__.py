@@ -106,7 +106,7 @@ def _has_changing_rates(spec: UpdateSpec) -> bool:
 
 
 def _losses(update: Update) -> tf.Tensor:
-    return tf.math.divide_no_nan(update.loss_sums, update.losses.given.counts)
+    return tf.math.divide_no_nan(update.loss_sums, update.losses.loss_weights.counts)
 
 
 LOSSES = (

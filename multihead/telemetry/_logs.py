@@ -150,13 +150,13 @@ class LogMetrics:
         """Adds one update, with this replica's sums, and whether it was applied."""
         is_counted = applied & tf.math.is_finite(update.loss_sums)
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
-        total, weighted = None, losses * update.losses.given.of_heads
+        total, weighted = None, losses * update.losses.loss_weights.of_heads
         if self.spec.weighting is not None:  # its total need not be a sum over heads
             total, weighted = update.losses.total, tf.zeros_like(losses)
         self._show_added(update.added_loss)
         of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
         is_usable = applied & tf.math.is_finite(tf.add_n(of_examples)) if of_examples else applied
-        examples = where(is_usable, update.losses.given.examples, 0.0)
+        examples = where(is_usable, update.losses.loss_weights.examples, 0.0)
         added, total = (
             0.0 if each is None else where(is_usable, each * examples, 0.0) for each in (update.added_loss, total)
         )

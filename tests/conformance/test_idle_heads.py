@@ -26,9 +26,8 @@ def state_of(trainer, head):
     """A head's variables and every optimizer variable that has the shape and the name of one of them."""
     own = trainer.heads[head].module.trainable_variables
     spec = trainer.update_spec
-    everything = spec.network.variables.all
-    groups = zip(spec.network.groups, spec.groups)
-    members = [group for (owners, _), group in groups if [list(trainer.heads)[k] for k in owners] == [head]][0]
+    everything, owner = spec.network.variables.all, (list(trainer.heads).index(head),)
+    (members,) = [group.variables for group in spec.groups if group.heads == owner]
     assert len(members) >= 2 * len(own)  # at least one slot each
     assert len({id(v) for v in everything}) == len(everything)
     return tiny.values(members)

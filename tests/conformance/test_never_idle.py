@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, callbacks
+from multihead._update.spec import Idle
 from tests.helpers import tiny
 from tests.helpers.plans import plans_of, record_plans
 
@@ -132,7 +133,7 @@ UNTOLD = {
     "a variable is assigned": lambda trainer, path: trainer.head_weights.by_head["size"].assign(0.0),
     "weights are loaded": lambda trainer, path: trainer.load_weights(path),
     "weights are set": lambda trainer, path: trainer.head_weights.set_weights([np.array(1.0), np.array(0.0)]),
-    "heads are idle by their variable": lambda trainer, path: trainer.update_spec.awake.assign([1.0, 0.0]),
+    "heads are idle by their variable": lambda trainer, path: trainer.update_spec.enabled.assign([1.0, 0.0]),
 }
 
 
@@ -167,7 +168,7 @@ def test_steps_rely_on_heads_only_where_no_code_of_users_runs_between_updates(ca
     trainer = trainer_of()
     record_plans(trainer)
     fit(trainer, callbacks=[callback(str(tmp_path / "file"))])
-    assert {plan.heads_stay for plan in plans_of(trainer)} == {relies}
+    assert {plan.idle is Idle.NEVER for plan in plans_of(trainer)} == {relies}
 
 
 @pytest.mark.first_cases(1)

@@ -65,8 +65,8 @@ def kept(trainer):
     """What an update of a probe alone must not change: everything except what belongs to the probe, and what counts."""
     spec = trainer.update_spec
     probe = list(trainer.heads).index("probe")
-    groups = [group for (heads, _), group in zip(spec.network.groups, spec.groups) if heads != (probe,)]
-    return tiny.values([*(each for group in groups for each in group), *spec.state_of_encoder])
+    groups = [group for group in spec.groups if group.heads != (probe,)]
+    return tiny.values([each for group in groups for each in (*group.variables, *group.state)])
 
 
 def unchanged(before, after):
@@ -110,7 +110,7 @@ def test_by_missing_labels(kind):
     assert int(trainer.update_count) == 3
     trainer.train_on_batch(X, Y)  # and it goes on
     spec = trainer.update_spec
-    encoder = [each for each in spec.groups[0] if each.shape.rank]
+    encoder = [each for each in spec.groups[0].variables if each.shape.rank]
     assert not all(unchanged(before[: len(encoder)], kept(trainer)[: len(encoder)]))
 
 
