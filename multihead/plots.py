@@ -17,7 +17,7 @@ import numpy as np
 from multihead._display import drawing
 from multihead._display.runs import Run, read, runs_of
 from multihead._display.trainer import draw_model
-from multihead._ground.types import Axis, Callback, Figure, Given, Trainer
+from multihead._ground.types import Axis, Callback, Comparison, Figure, Trainer
 
 __all__ = ["Run", "all_of", "cosines", "front", "losses", "model", "norms", "read", "shares", "weights"]
 
@@ -94,7 +94,7 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
     return _draw(run, ["cosine"], _draw_cosines, "cosines", 'Train two heads or more with `compile(telemetry="full")`.')
 
 
-def _draw(run: Given, names: Sequence[str], draw: Callable[[Axis, Run, str], None], what: str, remedy: str) -> Figure:
+def _draw(run: object, names: Sequence[str], draw: Callable[[Axis, Run, str], None], what: str, remedy: str) -> Figure:
     """Draws statistics of runs, each that a run has on an axis of its own, with the run's name if there are several."""
     found = runs_of(run)
     rows = [(each, name) for each in found for name in names if any(key.endswith(f"_{name}") for key in each.values)]
@@ -164,7 +164,7 @@ def _percent(value: float) -> str:
     return f"{drawing.plain(100 * value)}%"
 
 
-def front(comparison: Given) -> Figure:
+def front(comparison: Comparison) -> Figure:
     """What each head gains and pays in the variants of a comparison.
 
     With two heads, each has an axis, on which better is further out: variants with fixed weights are joined by a line, in
@@ -185,7 +185,8 @@ def front(comparison: Given) -> Figure:
             f"`comparison` must be a `Comparison`. Received: comparison={comparison!r}. For the file of a comparison, pass "
             "`multihead.comparison.read(file)`."
         )
-    return comparison.plot()
+    figure: Figure = comparison.plot()
+    return figure
 
 
 def model(trainer: Trainer) -> Figure:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from multihead import schedules
+from multihead import balancing, schedules
+from multihead import weighting as weightings
 from multihead._data.arguments import FitCall, gives_batches, read
 from multihead._data.arrays import as_arrays
 from multihead._display.trainer import modules_by_role, print_summary
@@ -19,16 +20,17 @@ from multihead._ground.layers import check_initialized, replace_layers
 from multihead._ground.optimizers import copied_optimizer
 from multihead._ground.types import (
     Callback,
+    Callbacks,
+    ClassWeight,
     Config,
     Dataset,
     Function,
-    Given,
-    Logs,
-    Loss,
-    Metric,
+    Layer,
+    LossIdentifier,
+    MetricIdentifier,
     Nested,
     Optimizer,
-    Rate,
+    Results,
     Tensor,
 )
 from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
@@ -45,7 +47,10 @@ from multihead.balancing._kinds import every
 from multihead.clipping import Clipping
 from multihead.heads import Head
 from multihead.heads._named import NamedHead, new_head
+from multihead.heads._reads import Reads
 from multihead.heads._value import Weight, check_heads, check_weight, is_zero
+from multihead.rates import Rate
+from multihead.scaling import Standardize
 from multihead.weighting import Weighting
 
 __all__ = ["MultiHeadTrainer"]
@@ -144,16 +149,16 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self,
         name: str,
         module: Function,
-        loss: Loss,
+        loss: LossIdentifier,
         *,
         weight: Weight = 1.0,
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[MetricIdentifier] = (),
         teacher_forcing: bool = False,
         ignore_label: float | None = None,
-        reads: Given = None,
-        weighted_metrics: Sequence[Metric] = (),
+        reads: Reads = None,
+        weighted_metrics: Sequence[MetricIdentifier] = (),
         class_weight: Mapping[int, float] | None = None,
-        target_scaling: Given = None,
+        target_scaling: Standardize | Layer | str | None = None,
         trains_encoder: bool = True,
         couples_rows: bool | None = None,
         learning_rate_multiplier: Rate = 1.0,
@@ -253,7 +258,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
     @only_own_options
     def compile(
         self,
-        optimizer: Optimizer = None,
+        optimizer: Optimizer | Config | str | None = None,
         *,
         weighting: Weighting | str | Config | None = None,
         balancer: Balancer | str | Config | None = None,
@@ -339,11 +344,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self._refuse_in_fit("compile")
         check_trainer(type(self), MultiHeadTrainer)
         requested = CompileOptions(
-            weighting=weighting,
-            balancer=balancer,
+            weighting=weightings.get(weighting),
+            balancer=balancing.get(balancer),
             balance_at=balance_at,
             balance_every=balance_every,
-            head_schedule=head_schedule,
+            head_schedule=schedules.Together() if head_schedule is None else head_schedule,
             clip=clip,
             micro_batches=micro_batches,
             gradient_accumulation_steps=gradient_accumulation_steps,
@@ -409,11 +414,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: int | str = "auto",
-        callbacks: Callback | Sequence[Callback] = None,
+        callbacks: Callbacks = None,
         validation_split: float = 0.0,
         validation_data: Dataset = None,
         shuffle: bool = True,
-        class_weight: Mapping[str, Mapping[int, float]] | None = None,
+        class_weight: ClassWeight | None = None,
         sample_weight: Nested = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -421,7 +426,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
         **kwargs: object,
-    ) -> Logs:
+    ) -> Callback:
         """Trains the heads and the encoder, as `keras.Model.fit` does.
 
         Args:
@@ -490,10 +495,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         verbose: int | str = "auto",
         sample_weight: Nested = None,
         steps: int | None = None,
-        callbacks: Callback | Sequence[Callback] = None,
+        callbacks: Callbacks = None,
         return_dict: bool = False,
         **kwargs: object,
-    ) -> Logs:
+    ) -> Results:
         """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does; data are given as to `fit`.
 
         The total `loss`, in `fit` `val_loss`, is the sum of the heads' losses, each times its weight where that is a number,
@@ -512,7 +517,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
             function.plan = Plan(plan.ranks, plan.labels_are_checked)
         with self._evaluating():
-            return super().evaluate(
+            results: Results = super().evaluate(
                 data.x,
                 data.y,
                 batch_size=batch_size,
@@ -523,6 +528,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 return_dict=return_dict,
                 **kwargs,
             )
+            return results
 
     @errors_in_words()
     def predict(
@@ -531,9 +537,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         batch_size: int | None = None,
         verbose: int | str = "auto",
         steps: int | None = None,
-        callbacks: Callback | Sequence[Callback] = None,
+        callbacks: Callbacks = None,
         **kwargs: object,
-    ) -> Logs:
+    ) -> Nested:
         """Every head's predictions by name, as `keras.Model.predict` returns them; `x` are inputs, or batches of inputs."""
         check_known(self._setup.heads, "predict")
         return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
@@ -577,10 +583,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         x: Dataset,
         y: Nested = None,
         sample_weight: Nested = None,
-        class_weight: Mapping[str, Mapping[int, float]] | None = None,
+        class_weight: ClassWeight | None = None,
         return_dict: bool = False,
         **kwargs: object,
-    ) -> Logs:
+    ) -> Results:
         """Makes one update from one batch, as `keras.Model.train_on_batch` does; `class_weight` is as for `fit`.
 
         Raises:
@@ -598,18 +604,22 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "train_on_batch")
         data = self._checked_batch(x, y, sample_weight)
         with self._in_phase(self._phase, self._planned(class_weight)):
-            return super().train_on_batch(
+            results: Results = super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
+            return results
 
     @errors_in_words()
     def test_on_batch(
         self, x: Dataset, y: Nested = None, sample_weight: Nested = None, return_dict: bool = False, **kwargs: object
-    ) -> Logs:
+    ) -> Results:
         """Evaluates one batch, as `keras.Model.test_on_batch` does."""
         self._assert_ready("test_on_batch")
         check_one_step(self, "test_on_batch")
         check_known(self._setup.heads, "test_on_batch")
         data = self._checked_batch(x, y, sample_weight)
         with self._evaluating():
-            return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
+            results: Results = super().test_on_batch(
+                data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
+            )
+            return results

@@ -14,7 +14,7 @@ from multihead._data.batch import open_batch_size, unpack
 from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data, check_not_empty, num_examples
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica
-from multihead._ground.types import Callback, Config, Dataset, Nested
+from multihead._ground.types import Callback, ClassWeight, Config, Dataset, Nested
 from multihead._ground.validation import is_number, with_message
 
 
@@ -31,7 +31,7 @@ class FitCall:
     validation_split: float
     validation_data: Dataset
     shuffle: bool | str
-    class_weight: Mapping[str, Mapping[int, float]] | None
+    class_weight: ClassWeight | None
     sample_weight: Nested
     initial_epoch: int
     steps_per_epoch: int | None

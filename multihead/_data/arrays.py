@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,11 +12,11 @@ import tensorflow as tf
 from multihead._data.batch import Batch, by_head, open_batch_size, unmasked
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import is_tensor
-from multihead._ground.types import Dataset, Given, Nested, Tensor
+from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import is_number, quoted
 
 
-def as_arrays(argument: str, value: Given) -> Nested:
+def as_arrays(argument: str, value: object) -> Nested:
     """A structure of arrays: lists of numbers, data frames and sparse matrices too; lists of arrays become tuples."""
     if isinstance(value, Mapping):
         return {key: as_arrays(f"{argument}[{key!r}]", each) for key, each in value.items()}
@@ -25,14 +26,14 @@ def as_arrays(argument: str, value: Given) -> Nested:
     return _as_array(argument, value)
 
 
-def _is_list_of_numbers(value: Given) -> bool:
+def _is_list_of_numbers(value: object) -> bool:
     """Whether this is a list of numbers or strings, or a list of such lists: one array, and no list of arrays."""
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and all(map(_is_list_of_numbers, value))
     return isinstance(value, (bool, float, int, str, bytes, np.generic))
 
 
-def _as_array(argument: str, value: Given) -> Nested:
+def _as_array(argument: str, value: Any) -> Nested:
     if value is None or is_tensor(value):
         return value
     value, received = unmasked(argument, value), type(value).__name__
@@ -99,7 +100,7 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
     return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
-def _named_arrays(argument: str, name: str, values: Given, head_names: Sequence[str]) -> dict[str, Tensor]:
+def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[str]) -> dict[str, Tensor]:
     """One array per head, from a dict, a data frame with the heads as columns, a series, or a single head's array."""
     if hasattr(values, "iloc"):
         if values.ndim == 2 and set(values.columns) & set(head_names):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from multihead._data.arrays import as_arrays
 from multihead._data.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
 from multihead._data.data import Data, check_not_empty, num_examples
-from multihead._ground.types import Dataset, Given, Nested, Tensor
+from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import described, quoted
 
 # How many batches of a generator are looked at, at most, to find a batch with targets for every head.
@@ -124,7 +124,7 @@ def read_iterable(x: Iterable[Nested], head_names: Sequence[str]) -> Data:
         return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=first)
     read.clear()
 
-    def again(shuffle: Given = False) -> Iterator[Nested]:
+    def again(shuffle: bool | str = False) -> Iterator[Nested]:
         return (complete(batch) for batch in x)
 
     # Keras accepts data for several passes only as a dataset.
@@ -158,7 +158,7 @@ class _CompletedSequence(keras.utils.Sequence):
     def on_epoch_end(self) -> None:
         self._inner.on_epoch_end()
 
-    def batches(self, shuffle: Given) -> Iterator[Nested]:
+    def batches(self, shuffle: bool | str) -> Iterator[Nested]:
         """The batches of one pass."""
         self.on_epoch_begin()
         length = self.num_batches

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, is_absent, rows
 from multihead._ground.calls import as_is
-from multihead._ground.types import Dataset, Given, Nested
+from multihead._ground.types import Dataset, Nested
 from multihead._ground.validation import is_number
 
 _BATCH_SIZE = 32
@@ -30,7 +30,9 @@ class Data(NamedTuple):
     y: Nested = None  # the targets as arrays by head name, or None
     sample_weight: Nested = None  # the sample weights as arrays by head name, or None
     specs: Batch | None = None  # of a batch, with open batch size; None if nothing is known before the first batch
-    batches: Callable[[Given], Iterator[Nested]] | None = None  # one pass, shuffled if asked, if Python makes the batches
+    batches: Callable[[bool | str], Iterator[Nested]] | None = (
+        None  # one pass, shuffled if asked, if Python makes the batches
+    )
     length: int | None = None  # their number, if it is known
     first: Nested = None  # the first of these batches
     batch_size: int | None = None  # of arrays, if it was given
@@ -46,7 +48,7 @@ class Data(NamedTuple):
             return rows((self.x, self.y, self.sample_weight), 0, self.batch_size or _BATCH_SIZE)
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
-    def split(self, fraction: Given) -> tuple[Data, Data]:
+    def split(self, fraction: float) -> tuple[Data, Data]:
         """The first examples, and the given fraction of all examples at the end."""
         if not self.is_arrays:
             raise ValueError(
@@ -65,7 +67,7 @@ class Data(NamedTuple):
         return self._replace(x=x, y=y, sample_weight=w), self._replace(x=last_x, y=last_y, sample_weight=last_w)
 
     def as_dataset(
-        self, batch_size: int | None, steps: int | None, shuffle: Given, argument: str, seed: int | None = None
+        self, batch_size: int | None, steps: int | None, shuffle: bool | str, argument: str, seed: int | None = None
     ) -> tf.data.Dataset:
         """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps."""
         if self.is_arrays:

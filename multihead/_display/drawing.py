@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 import numpy as np
 
@@ -18,7 +19,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 """The styles of lines; heads beyond the number of colours have the next style."""
 
 
-def optional(module: str) -> Figure:
+def optional(module: str) -> ModuleType | None:
     """An optional module, or None if it is not installed."""
     try:
         return importlib.import_module(module)
@@ -26,7 +27,7 @@ def optional(module: str) -> Figure:
         return None
 
 
-def needed(module: str, extra: str, what: str) -> Figure:
+def needed(module: str, extra: str, what: str) -> ModuleType:
     """An optional module."""
     found = optional(module)
     if found is None:
@@ -53,7 +54,7 @@ def plain(number: float) -> str:
     return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"
 
 
-def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Axis]:
+def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed."""
     figure = needed("matplotlib.figure", "plots", what).Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)

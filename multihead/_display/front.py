@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from multihead._display.drawing import DASHES, GREY, colour, new_figure, open_axis, title
-from multihead._ground.types import Axis, Figure
+from multihead._ground.types import Axis, Config, Figure
 
 _MARKERS = {"alone": "*", "fixed": "o", "rule": "D"}
 
@@ -47,9 +47,9 @@ def draw_front(
             way = "lower" if directions[head] == "min" else "higher"
             of_axis.set_label_text(f"{names[head]} ({way} is better, and further out)", color=GREY)
             of_axis.set_inverted(way == "lower")
-        _label(axis, {point.name: point.means for point in points}, colours)
+        _label(figure, axis, {point.name: point.means for point in points}, colours)
     else:
-        _parallel(axis, points, list(names.values()), colours)
+        _parallel(figure, axis, points, list(names.values()), colours)
         title(axis, "What each head gains and pays", f"change against each head alone; {detail}; dashed: at equal cost")
     return figure
 
@@ -65,7 +65,7 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
         axis.errorbar([x], [y], [height], [width], color=of_point, lw=0.8, alpha=0.5, zorder=2)
         if point.base in known:
             arrow = {"arrowstyle": "->", "color": of_point, "lw": 0.8, "ls": ":", "shrinkA": 5, "shrinkB": 5}
-            axis.annotate("", point.means, known[point.base].means, arrowprops=arrow)
+            axis.annotate("", (x, y), (known[point.base].means[0], known[point.base].means[1]), arrowprops=arrow)
         if point.role == "alone":
             axis.axvline(x, color=GREY, lw=0.8, ls=":", zorder=0)
             axis.axhline(y, color=GREY, lw=0.8, ls=":", zorder=0)
@@ -75,22 +75,22 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
     open_axis(axis)
 
 
-def _label(axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
+def _label(figure: Figure, axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
     """Names at the right edge, apart from each other, in the order of their points' heights, with lines to the points."""
-    axis.figure.draw_without_rendering()
+    figure.draw_without_rendering()
     heights = (axis.transData + axis.transAxes.inverted()).transform(list(ends.values()))[:, 1]
-    order, apart = np.argsort(heights), 1.3 * 9 * axis.figure.dpi / 72 / axis.get_window_extent().height
+    order, apart = np.argsort(heights), 1.3 * 9 * figure.dpi / 72 / axis.get_window_extent().height
     shifts = np.maximum.accumulate(heights[order] - apart * np.arange(len(order)))
     shifts = np.clip(shifts, 0, 1 - apart * (len(order) - 1))
     for rank, name in enumerate(np.array(list(ends))[order]):
         axis.annotate(
-            name, ends[name], xytext=(1.03, shifts[rank] + apart * rank), textcoords="axes fraction", va="center",
-            fontsize=9, color=colours[name], annotation_clip=False,
+            name, (ends[name][0], ends[name][1]), xytext=(1.03, shifts[rank] + apart * rank), textcoords="axes fraction",
+            va="center", fontsize=9, color=colours[name], annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colours[name], "lw": 0.4, "relpos": (0, 0.5), "shrinkB": 4},
         )  # fmt: skip
 
 
-def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
+def _parallel(figure: Figure, axis: Axis, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
     """A line for each variant over the heads: its relative change against alone, above 0 is better."""
     ends, places = {}, np.arange(len(names))
     for point in points:
@@ -98,7 +98,7 @@ def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours
         known = np.isfinite(changes)
         if not known.any():
             continue
-        look = {"color": colours[point.name], "ls": DASHES[bool(point.base)], "marker": _MARKERS[point.role]}
+        look: Config = {"color": colours[point.name], "ls": DASHES[bool(point.base)], "marker": _MARKERS[point.role]}
         axis.plot(places[known], changes[known], **look, lw=2, ms=5)
         ends[point.name] = places[known][-1], changes[known][-1]
     long = sum(map(len, names)) > 12 * len(names)
@@ -107,4 +107,4 @@ def _parallel(axis: Axis, points: Sequence[Point], names: Sequence[str], colours
     axis.margins(x=0.02)
     axis.grid(axis="x", color="#dddddd")
     open_axis(axis)
-    _label(axis, ends, colours)
+    _label(figure, axis, ends, colours)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from multihead._ground.types import Config, Given
+from multihead._ground.types import Config
 from multihead._ground.validation import nearest
 
 _OF_LINES = ("step", "epoch", "applied")
@@ -117,7 +117,7 @@ def read_lines(
     return found
 
 
-def runs_of(run: Given) -> list[Run]:
+def runs_of(run: object) -> list[Run]:
     """The runs of what a plot is given: one or several."""
     found = []
     for each in run if isinstance(run, (list, tuple)) else [run]:

@@ -12,8 +12,9 @@ import tensorflow as tf
 from multihead import losses
 from multihead._display.drawing import GREY, as_text, colour, new_figure, title
 from multihead._ground.layers import renamed
-from multihead._ground.types import Figure, Layer, Rate, Trainer, Variable
+from multihead._ground.types import Figure, Layer, Trainer, Variable
 from multihead._method import Method
+from multihead.rates import Rate
 
 
 def described(method: Method) -> str:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers
-from multihead._ground.types import Config, Function, Given, Layer, Nested
+from multihead._ground.types import Config, Function, Layer, Nested
 from multihead._ground.validation import check_head_names, quoted
 from multihead.heads._named import NamedHead
 
@@ -113,7 +113,7 @@ def export_heads(
             outputs.update({f"{prefix}{key}": value for key, value in own.items()})
         return outputs
 
-    used: list[Given] = [preprocess, *generators.values(), *finishers.values()]
+    used = [preprocess, *generators.values(), *finishers.values()]
     used += [part for head in heads for part in (head.module, head.scaling)]
     parts = [encoder, *(each for each in used if each is not None)]
     layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]
@@ -125,17 +125,17 @@ def export_heads(
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
 
 
-def _steps(argument: str, given: Given, heads: Sequence[str]) -> dict[str, Step]:
+def _steps(argument: str, steps: Step | Mapping[str, Step], heads: Sequence[str]) -> dict[str, Step]:
     """One function or None for each head, from a function for a single head or a dict by head name."""
-    if isinstance(given, Mapping):
-        check_head_names(argument, given, heads)
-    elif given is not None and len(heads) > 1:
+    if isinstance(steps, Mapping):
+        check_head_names(argument, steps, heads)
+    elif steps is not None and len(heads) > 1:
         raise TypeError(
-            f"`{argument}` must be a dict by head name if several heads are exported. Received: {argument}={given!r} for "
+            f"`{argument}` must be a dict by head name if several heads are exported. Received: {argument}={steps!r} for "
             f"the heads {quoted(heads)}. Pass, for example, {{{heads[0]!r}: ...}}."
         )
-    steps = given if isinstance(given, Mapping) else dict.fromkeys(heads, given)
-    return {name: steps.get(name) for name in heads}
+    by_head = steps if isinstance(steps, Mapping) else dict.fromkeys(heads, steps)
+    return {name: by_head.get(name) for name in heads}
 
 
 def _reads_inputs(postprocess: Function) -> bool:
@@ -158,7 +158,9 @@ def _by_path(nest: Nested, path: str = "") -> Config:
     return {name: leaf for inner, value in parts for name, leaf in _by_path(value, inner).items()}
 
 
-def _tables(traced: Given, parts: Sequence[Layer]) -> list[Given]:
+def _tables(
+    traced: tf.types.experimental.ConcreteFunction, parts: Sequence[Layer]
+) -> list[tf.saved_model.experimental.TrackableResource]:
     """The lookup tables that a traced function uses, found by following the references of its parts."""
     variables = {id(variable.handle) for variable in traced.variables}
     needed = {id(tensor) for tensor in traced.captured_inputs if tensor.dtype == tf.resource} - variables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,12 +20,13 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
-from multihead._ground.types import Config, Given, Layer, Metric, Nested, Node, Tensor
+from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
 from multihead.heads._metrics import log_name
+from multihead.heads._reads import Reads
 
 
-def parts_of(model: Layer, representation: str | Sequence[str] | None) -> tuple[keras.Model, dict[str, tuple[Layer, Given]]]:
+def parts_of(model: Layer, representation: str | Sequence[str] | None) -> tuple[keras.Model, dict[str, tuple[Layer, Reads]]]:
     """Takes a functional model apart where its outputs' ways part, or at the layers whose outputs are the representation.
 
     Returns:
@@ -94,7 +96,7 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
     return dict(zip(names, flat))
 
 
-def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> list[Given]:
+def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> list[Tensor]:
     """The symbolic tensors that the layers of some names return."""
     wanted = [names] if isinstance(names, str) else list(names)
     found = {layer_of(node).name: node for node in nodes}
@@ -118,7 +120,7 @@ def _keys(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[Layer, Given]:
+def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[Layer, Reads]:
     """The layers from the representation to an output as a model, and what it reads of the representation."""
     nodes = nodes_in_order([output], boundary.values())
     read = {id(tensor) for node in nodes for tensor in inputs_of(node)} or {id(output)}
@@ -155,7 +157,7 @@ def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
     return found
 
 
-def _number(weight: Given, name: str) -> float:
+def _number(weight: float | Variable, name: str) -> float:
     """The weight of an output's loss; a `ValueError` for a variable, whose next values nobody would see."""
     if isinstance(weight, (tf.Variable, getattr(keras, "Variable", tf.Variable))):
         raise ValueError(
@@ -180,7 +182,7 @@ def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
     return type(metric).from_config({**metric.get_config(), "name": name})
 
 
-def _by_output(model: Layer, argument: str, given: Given, *, for_all: bool) -> list[Given]:
+def _by_output(model: Layer, argument: str, given: Any, *, for_all: bool) -> list[Any]:
     """What `compile` was given for each output of a model, in the order of `tf.nest.flatten`; None for no output.
 
     That is a dict by name, or by key, of an output; a list; or one value, maybe `for_all`.
@@ -214,7 +216,7 @@ def _values(structure: Nested) -> Iterable[Nested]:
     return structure.values() if isinstance(structure, Mapping) else structure
 
 
-def _metrics_of(model: Layer, argument: str, given: Given) -> list[list[Metric]]:
+def _metrics_of(model: Layer, argument: str, given: Any) -> list[list[MetricIdentifier]]:
     """The metrics of each output."""
     count = len(tf.nest.flatten(model.output))
     is_list = isinstance(given, (list, tuple))

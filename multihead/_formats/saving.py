@@ -15,7 +15,7 @@ from multihead._formats.to_keras import keras_model
 from multihead._ground.calls import with_masks_of_layers
 from multihead._ground.keras import classes_of_shared_layers, input_shapes_kept, load_as_arrays, restorable
 from multihead._ground.layers import is_functional, restored_apart, seed_variables
-from multihead._ground.types import Config, Function, Given, Nested, Tensor, Trainer
+from multihead._ground.types import Config, Function, Nested, Tensor, Trainer
 from multihead._ground.validation import check_choice
 from multihead._runs.variables import draw_from_variables
 from multihead._update.scaling import check_known
@@ -63,7 +63,7 @@ class SavedTrainer(keras.Model):
         return {"name": self.name, "encoder": encoder, "heads": heads}
 
     @classmethod
-    def from_config(cls, config: Config, custom_objects: Given = None) -> Trainer:
+    def from_config(cls, config: Config, custom_objects: Config | None = None) -> Trainer:
         """Creates a trainer with its heads from the result of `get_config`."""
         config = restorable(config)
         objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
@@ -206,8 +206,8 @@ class SavedTrainer(keras.Model):
     def _chosen(self, heads: str | Sequence[str] | None, method: str) -> list[NamedHead]:
         """The heads that a method was given, built and with known scalings."""
         known = self._setup.all_names
-        names: list[Given] = known if heads is None else [heads] if isinstance(heads, str) else list(heads)
-        for name in names or [heads]:
+        names = known if heads is None else [heads] if isinstance(heads, str) else list(heads)
+        for name in names or (heads,):
             check_choice("heads", name, known)
             if name not in self._shapes.predictions:
                 raise ValueError(

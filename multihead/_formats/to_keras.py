@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead import scaling
 from multihead._ground.layers import called_again, is_functional, layer_of, nodes_in_order, outputs_of
-from multihead._ground.types import Given, Layer, Nested, Tensor
+from multihead._ground.types import Layer, Nested, Tensor
 from multihead._ground.validation import in_short
 from multihead.heads._named import NamedHead
 
@@ -40,7 +40,7 @@ def keras_model(encoder: Layer, heads: Sequence[NamedHead], specs: Nested, name:
     return keras.Model(inputs, outputs[heads[0].name] if alone else outputs, name=name)
 
 
-def _graph_of(module: Layer) -> tuple[Given, Given] | None:
+def _graph_of(module: Layer) -> tuple[Nested, Nested] | None:
     """The symbolic inputs and outputs of a model that is a graph of layers; None for other modules."""
     if not (isinstance(module, keras.Model) and (is_functional(module) or type(module) is keras.Sequential)):
         return None

@@ -114,7 +114,8 @@ class KerasHooks:
 
     def _validate_and_get_metrics_result(self, logs: Logs) -> Logs:
         """Called by Keras 2 at the end of an epoch, and by Keras 3 under another name, with the logs of the last batch."""
-        return self._latest_logs(logs)  # type: ignore[attr-defined]
+        latest: Logs = self._latest_logs(logs)  # type: ignore[attr-defined]
+        return latest
 
     _get_metrics_result_or_logs = _validate_and_get_metrics_result
 

@@ -16,7 +16,7 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import in_dtype, map_values, where
-from multihead._ground.types import Given, Gradient, Optimizer, Tensor, Variable
+from multihead._ground.types import Function, Gradient, Optimizer, Tensor, Variable
 from multihead._ground.validation import in_short
 
 # The variables that an optimizer was built for, by identity, each with its slots.
@@ -194,7 +194,7 @@ def _save_as_built_for(optimizer: Optimizer, variables: Sequence[tf.Variable]) -
         for place, variable in enumerate(ordered):
             variable.assign(store[str(place)])
 
-    methods: list[Callable[..., Given]] = [save, load, saved]
+    methods: list[Function] = [save, load, saved]
     for saver, (name, method) in itertools.product(savers, zip(_SAVING, methods)):
         object.__setattr__(saver, name, functools.partial(method, saver))
 

@@ -8,13 +8,14 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import choose_direction, tensor_variable
-from multihead._ground.types import Callback, Config, Given
+from multihead._ground.types import Callback, Config
 from multihead._runs.snapshot import replace_text
 
 _LEFT_OUT = {"model", "params", "validation_data"}
@@ -24,7 +25,7 @@ class _NoData(Exception):
     """A value that is neither numbers, strings nor arrays."""
 
 
-def _encode(value: Given, arrays: dict[str, np.ndarray], name: str) -> Given:
+def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
     """A value as JSON; arrays are added to `arrays`, under names that begin with `name`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -40,7 +41,7 @@ def _encode(value: Given, arrays: dict[str, np.ndarray], name: str) -> Given:
     raise _NoData
 
 
-def _decode(value: Given, arrays: Mapping[str, np.ndarray]) -> Given:
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The value that `_encode` has written."""
     if not isinstance(value, dict):
         return value
@@ -53,7 +54,7 @@ def _decode(value: Given, arrays: Mapping[str, np.ndarray]) -> Given:
     return (list if value["kind"] == "list" else tuple)(_decode(each, arrays) for each in items)
 
 
-def _encoded(callback: Callback, place: int) -> dict[str, tuple[Given, dict[str, np.ndarray]]]:
+def _encoded(callback: Callback, place: int) -> dict[str, tuple[object, dict[str, np.ndarray]]]:
     """The attributes of a callback that can be written as JSON, each with its own arrays."""
     state = callback.get_run_state() if hasattr(callback, "get_run_state") else vars(callback)
     found = {}

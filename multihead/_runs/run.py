@@ -28,7 +28,7 @@ from multihead._data.data import Data, digest_of
 from multihead._ground.keras import callbacks_of, steps_at_once
 from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
-from multihead._ground.types import Callback, Config, Dataset, Given, Logs, Nested, Trainer
+from multihead._ground.types import Callback, Callbacks, Config, Dataset, Logs, Nested, Trainer
 from multihead._runs.callbacks import CallbackStates, continue_files
 from multihead._runs.checkpoint import LOCK, Checkpoint
 from multihead._runs.snapshot import locked
@@ -171,12 +171,13 @@ class Run:
         steps, verbose = call.steps_per_epoch, call.verbose
         if steps is None and isinstance(x, tf.data.Dataset):
             steps = int(x.cardinality())
-        params = {
-            "verbose": 1 if verbose == "auto" else verbose,
-            "epochs": call.epochs,
-            "steps": steps if steps is None or steps >= 0 else None,
-        }
-        callbacks = RunCallbacks(self, call.callbacks, **params)
+        callbacks = RunCallbacks(
+            self,
+            call.callbacks,
+            verbose=1 if isinstance(verbose, str) else verbose,
+            epochs=call.epochs,
+            steps=steps if steps is None or steps >= 0 else None,
+        )
         initial_epoch = call.epochs if self.is_over else call.initial_epoch
         return replace(call, callbacks=callbacks, initial_epoch=initial_epoch), callbacks
 
@@ -186,11 +187,12 @@ class RunCallbacks(keras.callbacks.CallbackList):
 
     callbacks: list[Callback]
 
-    def __init__(self, run: Run, callbacks: Callback | Sequence[Callback], **params: Given) -> None:
+    def __init__(self, run: Run, callbacks: Callbacks, *, verbose: int, epochs: int, steps: int | None) -> None:
         self._run, self._trainer = run, run.trainer
         self._is_replaying, self._was_interrupted = False, False
         self._epoch, self._batch, self._since = 0, 0, 0
-        super().__init__(callbacks, add_history=True, add_progbar=params["verbose"] != 0, model=run.trainer, **params)
+        params = {"verbose": verbose, "epochs": epochs, "steps": steps}
+        super().__init__(callbacks, add_history=True, add_progbar=verbose != 0, model=run.trainer, **params)
         self._called = self.callbacks
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -291,7 +293,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
     def running(self) -> Iterator[None]:
         """A context in which Ctrl-C ends the run after the present step, when it is saved; a second one ends it at once."""
         is_main = threading.current_thread() is threading.main_thread()
-        before: Given = signal.getsignal(signal.SIGINT)
+        before = signal.getsignal(signal.SIGINT)
 
         def note(number: int, frame: object) -> None:
             self._was_interrupted = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -29,7 +29,18 @@ from multihead._ground.keras import (
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.tensors import unchecked
-from multihead._ground.types import Callback, Config, Dataset, Function, Given, Logs, Nested, Tensor, Trainer
+from multihead._ground.types import (
+    Callback,
+    Callbacks,
+    ClassWeight,
+    Config,
+    Dataset,
+    Function,
+    Logs,
+    Nested,
+    Tensor,
+    Trainer,
+)
 from multihead._ground.validation import as_python
 from multihead._runs.run import Run
 from multihead._trainer.state import Checked, TrainerState
@@ -158,7 +169,9 @@ class FittedTrainer(TrainerState):
             self._with_checked_labels(data)
         return data
 
-    def _shown(self, callbacks: Given, verbose: Given, stack: ExitStack | None = None, *, validates: bool = False) -> Given:
+    def _shown(
+        self, callbacks: Callbacks, verbose: int | str, stack: ExitStack | None = None, *, validates: bool = False
+    ) -> Callbacks:
         """Callbacks with a progress line that can be read; those of `fit` also with one that reports skipped updates.
 
         A progress line of the user's own stays what it is, and so does a `CallbackList` after the `stack` of `fit`.
@@ -179,12 +192,17 @@ class FittedTrainer(TrainerState):
         if verbose == 0 or any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
             return given
 
-        def shown(logs: dict[str, Tensor]) -> dict[str, Tensor]:
-            return dict(logs) if self.log_metrics is None else self.log_metrics.shown(logs)
+        def shown(logs: Logs) -> dict[str, Tensor]:
+            return dict(logs or {}) if self.log_metrics is None else self.log_metrics.shown(logs or {})
 
         return [*given, ProgressLine(shown)]
 
-    def _planned(self, class_weight: Given, checked: Plan | None = None, callbacks: Sequence[Callback] = ()) -> Plan:
+    def _planned(
+        self,
+        class_weight: ClassWeight | None,
+        checked: Plan | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Plan:
         """What steps can rely on; `checked` is what the data of a `fit` have shown."""
         found = [] if class_weight is None else weigh_classes(self._setup.trained, class_weight)
         weights = {head.name: head.label_spec.class_weight for head in found}
@@ -230,27 +248,30 @@ class FittedTrainer(TrainerState):
         logs.add_evaluated(**evaluate_batch(spec, batch, logs.weights.read_value()))
         return over_replicas(lambda: logs.evaluation_logs(list(batch.targets)))
 
-    def make_train_function(self, force: bool = False) -> Given:
+    def make_train_function(self, force: bool = False) -> TrainFunction:
         """Makes the function that Keras calls for each step."""
         if self.train_function is None or force:
             self._assert_ready("fit")
             self.train_function = TrainFunction(self, "train_function", super().make_train_function)
-        return self.train_function
+        function: TrainFunction = self.train_function
+        return function
 
-    def make_test_function(self, force: bool = False) -> Given:
+    def make_test_function(self, force: bool = False) -> StepFunction:
         """Makes the function that Keras calls for each step of an evaluation."""
         if self.test_function is None or force:
             self.test_function = StepFunction(self, "test_function", super().make_test_function)
-        return self.test_function
+        function: StepFunction = self.test_function
+        return function
 
-    def make_predict_function(self, force: bool = False) -> Given:
+    def make_predict_function(self, force: bool = False) -> Function:
         """Makes the function that Keras calls for each step of `predict`."""
         if self.predict_function is None or force:
             super().make_predict_function(force)
             omit_retracing_warning(self.predict_function)
-        return self.predict_function
+        function: Function = self.predict_function
+        return function
 
-    def _replan(self, **changes: Given) -> None:
+    def _replan(self, **changes: Any) -> None:
         """Changes the plan of the next steps of `fit`."""
         if isinstance(self.train_function, TrainFunction):
             self.train_function.plan = replace(self.train_function.plan, **changes)
@@ -259,15 +280,11 @@ class FittedTrainer(TrainerState):
     def _in_phase(self, phase: str | None, plan: Plan | None = None) -> Iterator[None]:
         """A context of a phase, whose training steps, if there are any, are made with a plan."""
         before, self._phase = self._phase, phase
-        function = None if plan is None else self.make_train_function()
-        if function is not None:
-            function.plan, plan, function.calls_left, function.until_stop = plan, function.plan, 0, 0
         try:
-            yield
+            with nullcontext() if plan is None else self.make_train_function().planned(plan):
+                yield
         finally:
             self._phase = before
-            if function is not None:
-                function.plan = plan
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -321,6 +338,15 @@ class StepFunction:
         self.plan = Plan()
         self.calls = 0  # that have made a step
         self._functions: dict[Plan, Step] = {}
+
+    @contextmanager
+    def planned(self, plan: Plan) -> Iterator[None]:
+        """A context in which steps are made with a plan."""
+        before, self.plan, self.calls_left, self.until_stop = self.plan, plan, 0, 0
+        try:
+            yield
+        finally:
+            self.plan = before
 
     def __call__(self, iterator: Iterator[Nested]) -> Logs:
         trainer, plan = self._trainer, replace(self.plan, period=self.period)

@@ -19,7 +19,7 @@ from multihead._ground.calls import created_outside_of_graphs, graph_function, k
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
 from multihead._ground.tensors import has_gradients, where
-from multihead._ground.types import Function, Given, Layer, Nested, Tensor, Variable
+from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
@@ -190,8 +190,8 @@ class _Reading:
 
     def __init__(self, watched: Sequence[tf.Tensor] = ()) -> None:
         self._watched = list(watched)
-        self._tape: Given = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
-        self._graph: Given = tf.compat.v1.get_default_graph()
+        self._tape = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
+        self._graph = tf.compat.v1.get_default_graph()
         self._start = 0 if self._tape else len(self._graph.get_operations())
 
     def __enter__(self) -> _Reading:

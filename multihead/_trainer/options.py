@@ -25,11 +25,11 @@ from multihead._ground.optimizers import (
     optimizer_classes,
     optimizer_core,
 )
-from multihead._ground.types import Config, Function, Given, Optimizer, Rate, Trainer
+from multihead._ground.types import Config, Function, Optimizer, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, nearest, quoted
 from multihead._update.faults import ON_NONFINITE
 from multihead.heads._named import NamedHead
-from multihead.rates import check_rate
+from multihead.rates import Rate, check_rate
 from multihead.telemetry import LEVELS
 
 _INSTEAD = {
@@ -48,13 +48,13 @@ BALANCE_AT = ("representation", "parameters")
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """The arguments of `MultiHeadTrainer.compile`; see there."""
+    """The arguments of `MultiHeadTrainer.compile`, with methods in place of their names; see there."""
 
-    weighting: Given
-    balancer: Given
+    weighting: weightings.Weighting | None
+    balancer: balancing.Balancer | None
     balance_at: str
     balance_every: int
-    head_schedule: Given
+    head_schedule: schedules.Schedule
     clip: clipping.Clipping | None
     micro_batches: int
     gradient_accumulation_steps: int
@@ -69,12 +69,9 @@ class CompileOptions:
     jit_compile: bool | str | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
-        """The checked options, with names replaced by methods that are bound to the heads."""
-        weighting = weightings.get(self.weighting)
-        balancer = balancing.get(self.balancer)
-        schedule = schedules.Together() if self.head_schedule is None else self.head_schedule
+        """The checked options, with methods that are bound to the heads."""
         for argument, value, kind, module, example in (
-            ("head_schedule", schedule, schedules.Schedule, schedules, "schedules.Alternate({...: 1, ...: 9})"),
+            ("head_schedule", self.head_schedule, schedules.Schedule, schedules, "schedules.Alternate({...: 1, ...: 9})"),
             ("clip", self.clip, clipping.Clipping, clipping, "clipping.ByGlobalNorm(5.0)"),
         ):
             if value is not None and not isinstance(value, kind):
@@ -95,7 +92,7 @@ class CompileOptions:
         check_choice("check_labels", self.check_labels, (True, False))
         whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
         rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
-        changed: Config = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
+        changed: Config = {}
         steps = self.steps_per_execution
         if not (TUNES_STEPS and steps == "auto"):
             changed["steps_per_execution"] = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
@@ -103,7 +100,7 @@ class CompileOptions:
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
         found = replace(self, **changed)
         found._check_balancer()
-        for method in (weighting, balancer, schedule):
+        for method in (self.weighting, self.balancer, self.head_schedule):
             if method is not None:
                 method.bind(head_names)
         return found

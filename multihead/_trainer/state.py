@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, tensor_variable
 from multihead._ground.layers import replace_layers, unlock
-from multihead._ground.types import Config, Dataset, Function, Given, Metric, Nested, Tensor
+from multihead._ground.types import Config, Dataset, Function, Metric, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Setup, build
 from multihead._trainer.modules import Shapes, build_modules
@@ -37,7 +37,7 @@ from multihead.weighting import Weighting
 class HeadWeights(keras.layers.Layer):
     """One float64 variable per head, which holds the user's number as it is, saved and loaded by the head's name."""
 
-    def __init__(self, values: Mapping[str, Given]) -> None:
+    def __init__(self, values: Mapping[str, float]) -> None:
         super().__init__(name="head_weights", dtype="float64", trainable=False)
         initial = {name: keras.initializers.Constant(np.asarray(value, "float64")) for name, value in values.items()}
         self.by_head = {name: add_state(self, f"of_{name}", (), value, "float64") for name, value in initial.items()}
@@ -71,8 +71,10 @@ class Checked(NamedTuple):
 class TrainerState(KerasHooks, keras.Model):
     """The heads and options of a trainer, and what is derived from them and from data."""
 
-    train_function: Given
-    test_function: Given
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+    head_weights: HeadWeights
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -86,7 +88,6 @@ class TrainerState(KerasHooks, keras.Model):
         self.weighting: Weighting | None = None
         self.balancer: Balancer | None = None
         self.head_schedule: Schedule | None = None
-        self.head_weights: Given = None
         # The optimizer counts the updates itself; a second count of all of them would differ from its own where Keras
         # restores the weights of an earlier epoch.
         self.updates_before = add_state(self, "updates_before", (), dtype="int64")
@@ -173,8 +174,9 @@ class TrainerState(KerasHooks, keras.Model):
         changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
         replace_layers(self, **{name: after.get(name) for name in changed})
         with_number = [head for head in heads if head.is_trained and not head.has_weight_function]
+        numbers = {head.name: head.weight for head in with_number if not callable(head.weight)}
         with self.distribute_strategy.scope():
-            replace_layers(self, head_weights=HeadWeights({head.name: head.weight for head in with_number}))
+            replace_layers(self, head_weights=HeadWeights(numbers))
         for head in with_number:
             head.weight_variable = self.head_weights.by_head[head.name]
         self._shapes = self._shapes.of_heads([head.name for head in heads])

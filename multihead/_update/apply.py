@@ -15,7 +15,7 @@ from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
 from multihead._ground.replicas import all_reduce_sum, assign, local
 from multihead._ground.tensors import all_of, deduplicate, in_dtype, in_xla, is_finite, map_values, where
-from multihead._ground.types import Given, Gradient, Nested, Optimizer
+from multihead._ground.types import Config, Gradient, Nested, Optimizer
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
 from multihead._update.spec import UpdateSpec
@@ -165,7 +165,7 @@ def _apply_scaled(
             assign(strategy, tensors[i], new)
 
     has_own_decay = any(not isinstance(factor, float) or factor != 1 for factor in decays)
-    options: Given = {"decays": decays if has_own_decay else None, "move": move if scaled else None}
+    options: Config = {"decays": decays if has_own_decay else None, "move": move if scaled else None}
     with tf.control_dependencies([*before.values(), *(value for values in kept.values() for value in values)]):
         apply_reduced_gradients(strategy, optimizer, gradients, variables, **options)
     for i, values in kept.items():

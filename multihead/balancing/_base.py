@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
-from multihead._ground.types import Gradient, Shape, Tensor
+from multihead._ground.types import Config, Gradient, Shape, Tensor
 from multihead._ground.validation import quoted
 from multihead._method import Method, find
 
@@ -207,12 +207,13 @@ def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] |
         )
 
 
-def get(identifier: Balancer | str | None) -> Balancer | None:
+def get(identifier: Balancer | Config | str | None) -> Balancer | None:
     """Returns a balancer.
 
     Args:
         identifier: A balancer, which is returned unchanged; the name of a balancer (such as `"UPGrad"`, ignoring case and
-            underscores), which is created with its defaults; or None, which stays None.
+            underscores), which is created with its defaults; a configuration from `keras.saving.serialize_keras_object`; or
+            None, which stays None.
 
     Raises:
         ValueError: There is no balancer with this name.

@@ -188,7 +188,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Called by Keras."""
-        logs = {} if logs is None else logs
+        logs = {} if logs is None else logs  # changed in place, for the callbacks that follow
         absent = [name for name in self._metrics.values() if name not in logs]
         of_validation = [name for name in (*absent, *logs) if name.startswith("val_")]
         if absent and self._validates and of_validation == absent:

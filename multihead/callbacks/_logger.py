@@ -19,7 +19,7 @@ import tensorflow as tf
 from multihead._display.drawing import cosine_matrix, heat_map, new_figure, optional
 from multihead._display.runs import read_ledger
 from multihead._ground.replicas import is_chief
-from multihead._ground.types import Config, Given, Logs
+from multihead._ground.types import Config, Logs
 from multihead._ground.validation import check_positive_whole
 from multihead._runs.snapshot import free_path, replace_text
 
@@ -239,7 +239,7 @@ class HeadTensorBoard(PerUpdate):
     def __init__(self, log_dir: str | os.PathLike[str], *, every: int = 1) -> None:
         super().__init__(every)
         self.log_dir = Path(log_dir)
-        self._writer: Given = None
+        self._writer: tf.summary.SummaryWriter | None = None
 
     def _begin(self, place: int | None) -> None:
         super()._begin(place)

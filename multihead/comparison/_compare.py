@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from multihead._display.drawing import plain
-from multihead._ground.types import Config, Dataset, Given, Optimizer, Rate, Trainer
+from multihead._ground.types import Config, Dataset, Optimizer, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._findings import relative_changes
@@ -19,7 +19,8 @@ from multihead.comparison._jobs import Each, Line, Lines, key_of, named, opened,
 from multihead.comparison._probe import check_variant, probe
 from multihead.comparison._result import Comparison
 from multihead.comparison._run import measure_cost, run
-from multihead.comparison._study import ALONE, FINAL, TUNE, Job, Study, Variant, checked, read_variants
+from multihead.comparison._study import ALONE, FINAL, TUNE, Job, Study, Variant, read_study, read_variants
+from multihead.rates import Rate
 
 
 def compare(
@@ -130,7 +131,18 @@ def compare(
         >>> found.values("plain sum", "a").shape
         (1,)
     """
-    study = checked(Study(build, data, optimizer, options or {}, batch_size, measure, seeds, tuning_seeds, rates, budget))
+    study = read_study(
+        build=build,
+        data=data,
+        optimizer=optimizer,
+        options=options or {},
+        batch_size=batch_size,
+        measure=measure,
+        seeds=seeds,
+        tuning_seeds=tuning_seeds,
+        rates=rates,
+        budget=budget,
+    )
     by_name = read_variants(variants, build)
     twice = (by_name if equal_cost else ()) if isinstance(equal_cost, bool) else equal_cost
     twice = [check_choice("equal_cost", name, list(by_name)) for name in twice]
@@ -147,7 +159,7 @@ class _Steps:
         self._metrics: dict[str, list[str]] = {}
         self._baselines: dict[str, float] = {}  # the score of each head alone on the tuning seeds
 
-    def all(self, twice: Sequence[str], metrics: Given) -> Comparison:
+    def all(self, twice: Sequence[str], metrics: object) -> Comparison:
         """All steps; `twice` are the variants that are trained at equal cost, too."""
         study = self._study
         first = Job(TUNE, Variant(ALONE), "", 0, study.rates[0])

@@ -12,7 +12,7 @@ from multihead._data.arrays import as_arrays
 from multihead._data.batch import unmasked
 from multihead._data.data import digest_of
 from multihead._ground.calls import as_is
-from multihead._ground.types import Config, Dataset, Given, Nested
+from multihead._ground.types import Config, Dataset, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -33,7 +33,7 @@ def parts_of(data: Dataset, seed: int) -> dict[str, Dataset]:
     return {name: _read_part(name, part) for name, part in given.items()}
 
 
-def _read_part(name: str, given: Given) -> Dataset:
+def _read_part(name: str, given: object) -> Dataset:
     if isinstance(given, tf.data.Dataset):
         return given
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):

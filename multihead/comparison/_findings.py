@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from multihead._display.drawing import plain
-from multihead._ground.types import Given
+from multihead._ground.types import Comparison
 from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
 from multihead.comparison._jobs import named
@@ -115,39 +115,36 @@ def favoured(
     return min(equal, key=lambda name: (round(costs[name], 2), -means[name])), bool(harmless)
 
 
-# In words; `found` is the `Comparison`
-
-
-def joint_of(found: Given) -> list[str]:
+def joint_of(comparison: Comparison) -> list[str]:
     """The variants that share an encoder."""
-    return [variant for variant in found.variants if variant != ALONE]
+    return [variant for variant in comparison.variants if variant != ALONE]
 
 
-def tables_of(found: Given) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables_of(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, columns and rows: the metrics of all variants, and the differences from the single-task models."""
-    count = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
+    count = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
     arrows = {"max": "↑", "min": "↓"}
-    columns = [f"{found.metrics[head]} {arrows[found.directions[head]]}" for head in found.heads]
+    columns = [f"{comparison.metrics[head]} {arrows[comparison.directions[head]]}" for head in comparison.heads]
     values, differences = [], []
-    for name in found.variants:
-        labels = [f"{head} {ALONE}" for head in found.heads] if name == ALONE else [name]
-        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(found.rates[label] for label in labels))
-        rates = f"{rates}; heads as alone" if name in found.head_rates else rates
-        cost = cost_of(name, found.updates, found.costs)
-        of_training = [name, f"{found.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
-        values.append([*of_training, *(_spread(found.values(name, head)) for head in found.heads)])
+    for name in comparison.variants:
+        labels = [f"{head} {ALONE}" for head in comparison.heads] if name == ALONE else [name]
+        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(comparison.rates[label] for label in labels))
+        rates = f"{rates}; heads as alone" if name in comparison.head_rates else rates
+        cost = cost_of(name, comparison.updates, comparison.costs)
+        of_training = [name, f"{comparison.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
+        values.append([*of_training, *(_spread(comparison.values(name, head)) for head in comparison.heads)])
         if name != ALONE:
-            against = [interval(found.difference(name, head)[:3], "+.3g") for head in found.heads]
-            differences.append([name, *against, interval(found.delta_m(name)[:3], "+.1%")])
+            against = [interval(comparison.difference(name, head)[:3], "+.3g") for head in comparison.heads]
+            differences.append([name, *against, interval(comparison.delta_m(name)[:3], "+.1%")])
     return [
         (
-            f"On the {found.split} data: mean ± standard deviation over {count}",
+            f"On the {comparison.split} data: mean ± standard deviation over {count}",
             ["variant", "updates", "cost", "rate", *columns],
             values,
         ),
         (
             f"Against each head alone, 95 % interval over {count}: above 0 is better",
-            ["variant", *found.metrics.values(), "delta-m"],
+            ["variant", *comparison.metrics.values(), "delta-m"],
             differences,
         ),
     ]
@@ -162,32 +159,32 @@ def _spread(values: np.ndarray) -> str:
     return f"{text} ({failed} failed)" if failed else text
 
 
-def findings_of(found: Given) -> list[str]:
+def findings_of(comparison: Comparison) -> list[str]:
     """Sentences: each variant against the single-task models, costs, and what to be careful about."""
     words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
-    for variant in joint_of(found):
-        each = [(head, found.difference(variant, head)) for head in found.heads]
+    for variant in joint_of(comparison):
+        each = [(head, comparison.difference(variant, head)) for head in comparison.heads]
         texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {interval(one[:3], '+.3g')}" for head, one in each]
-        delta_m = interval(found.delta_m(variant)[:3], "+.1%")
+        delta_m = interval(comparison.delta_m(variant)[:3], "+.1%")
         words.append(f"{variant!r} against each head alone: {'; '.join(texts)}; delta-m {delta_m}.")
-    for variant, costs in found.costs.items():
+    for variant, costs in comparison.costs.items():
         update, serve = costs["update"], costs["serve"]
         size = f" It has {plain(costs['size'])} times their parameters." if "size" in costs else ""
         runs_once = ", because the encoder runs once" if serve < 1 else ""
         words.append(
-            f"An update of {variant!r} takes {plain(update)} of the time in which each of the {len(found.heads)} "
+            f"An update of {variant!r} takes {plain(update)} of the time in which each of the {len(comparison.heads)} "
             f"single-task models makes one, so in the same time it makes {plain(1 / update)} times as many. A prediction "
             f"for all heads takes {plain(serve)} of the time of theirs{runs_once}.{size}"
         )
-    return [*words, *_cautions(found)]
+    return [*words, *_cautions(comparison)]
 
 
-def answers_of(found: Given, favourite: tuple[str, bool] | None) -> list[str]:
+def answers_of(comparison: Comparison, favourite: tuple[str, bool] | None) -> list[str]:
     """Whether a variant is as good as the single-task models on all heads, and what `favoured` has found, if anything."""
-    joint = joint_of(found)
+    joint = joint_of(comparison)
     at_equal_cost = [variant for variant in joint if variant.endswith(AT_EQUAL_COST)]
     at = "at equal cost" if at_equal_cost else "in as many updates"
-    verdicts = {each: [found.difference(each, head).verdict for head in found.heads] for each in joint}
+    verdicts = {each: [comparison.difference(each, head).verdict for head in comparison.heads] for each in joint}
     shown = {variant: set(verdicts[variant]) for variant in at_equal_cost or joint}
     ahead = [variant for variant, each in shown.items() if "worse" not in each and "better" in each]
     even = [variant for variant, each in shown.items() if each == {"within noise"}]
@@ -198,10 +195,11 @@ def answers_of(found: Given, favourite: tuple[str, bool] | None) -> list[str]:
     elif not even:
         answer = f"Sharing the encoder costs a head something {at}: with every variant, a head at least is worse than alone."
     else:
-        serve = max(found.costs.get(variant.removesuffix(AT_EQUAL_COST), {}).get("serve", 0.0) for variant in even)
+        serve = max(comparison.costs.get(variant.removesuffix(AT_EQUAL_COST), {}).get("serve", 0.0) for variant in even)
         answer = (
-            f"Sharing the encoder costs nothing that {len(found.seeds)} seeds can show {at}: all heads are within the noise "
-            f"of seeds of models of their own with {quoted(even)}.{' One encoder is cheaper to serve.' if serve < 1 else ''}"
+            f"Sharing the encoder costs nothing that {len(comparison.seeds)} seeds can show {at}: all heads are within the "
+            f"noise of seeds of models of their own with {quoted(even)}."
+            f"{' One encoder is cheaper to serve.' if serve < 1 else ''}"
         )
     if favourite is None:
         return [answer]
@@ -210,30 +208,30 @@ def answers_of(found: Given, favourite: tuple[str, bool] | None) -> list[str]:
     return [
         answer,
         f"The validation data favour {name!r}{there}. On the test data, which had no part in that choice, "
-        f"{verdicts[name].count('better')} of {len(found.heads)} heads are better and {verdicts[name].count('worse')} worse "
-        f"than alone, delta-m {interval(found.delta_m(name)[:3], '+.1%')}.",
+        f"{verdicts[name].count('better')} of {len(comparison.heads)} heads are better and {verdicts[name].count('worse')} "
+        f"worse than alone, delta-m {interval(comparison.delta_m(name)[:3], '+.1%')}.",
     ]
 
 
-def _cautions(found: Given) -> list[str]:
-    words, count = [], len(found.seeds)
+def _cautions(comparison: Comparison) -> list[str]:
+    words, count = [], len(comparison.seeds)
     if count < 3:
         wide = "no difference can be told from noise" if count < 2 else "intervals are very wide"
         words.append(f"With {count} seed{'s' * (count != 1)}, {wide}: pass three seeds at least, better five or more.")
-    number = len(joint_of(found)) * len(found.heads)
+    number = len(joint_of(comparison)) * len(comparison.heads)
     if number >= 20 and count > 1:
         words.append(
             f"Of {number} intervals, about {plain(0.05 * number)} exclude 0 by chance: repeat surprises with other seeds."
         )
-    grids = {name: line["rates"] for name, line in named(found.lines, "chosen").items() if name in found.rates}
-    at_edge = [name for name, grid in grids.items() if len(grid) > 1 and found.rates[name] in (grid[0], grid[-1])]
+    grids = {name: line["rates"] for name, line in named(comparison.lines, "chosen").items() if name in comparison.rates}
+    at_edge = [name for name, grid in grids.items() if len(grid) > 1 and comparison.rates[name] in (grid[0], grid[-1])]
     if at_edge:
-        rates = ", ".join(f"{name!r} ({found.rates[name]:g})" for name in at_edge)
+        rates = ", ".join(f"{name!r} ({comparison.rates[name]:g})" for name in at_edge)
         words.append(
             f"The best learning rate is at the edge of the grid for {rates}: extend `rates`, or these variants may be "
             "compared below their best."
         )
-    if found.split != TEST:
+    if comparison.split != TEST:
         words.append(
             "Variants are compared on the validation data, on which the learning rates were chosen on another seed."
         )

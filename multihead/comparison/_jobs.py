@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._display.runs import read_lines
-from multihead._ground.types import Config, Function, Given
+from multihead._ground.types import Config, Function
 from multihead._runs.snapshot import locked, replace_text
 from multihead.comparison._study import Study
 
 Line = Config
-Each = Callable[[Function, Iterable[Given]], Iterator[tuple[Given, Given]]]
+Each = Callable[[Function, Iterable[Any]], Iterator[tuple[Any, Any]]]
 """Calls a function with the study and each of some arguments; yields arguments and results, as they are ready."""
 _STUDY: list[Study] = []
 """In a process of its own: the study."""
@@ -112,7 +113,7 @@ def _as_json(line: Line) -> str:
 
 
 @contextmanager
-def workers(study: Study, processes: int, variants: Sequence[Given] = ()) -> Iterator[Each]:
+def workers(study: Study, processes: int, variants: Sequence[object] = ()) -> Iterator[Each]:
     """A context in which runs are computed: in this process, or in several new ones, which import the program again."""
     if processes == 1:
         yield lambda function, arguments: ((argument, function(study, argument)) for argument in arguments)
@@ -129,7 +130,7 @@ def workers(study: Study, processes: int, variants: Sequence[Given] = ()) -> Ite
         processes, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(study, _switches())
     )
 
-    def each(function: Function, arguments: Iterable[Given]) -> Iterator[tuple[Given, Given]]:
+    def each(function: Function, arguments: Iterable[object]) -> Iterator[tuple[object, object]]:
         waiting = {pool.submit(_call, function, argument): argument for argument in arguments}
         for future in concurrent.futures.as_completed(waiting):
             yield waiting[future], future.result()
@@ -147,7 +148,7 @@ def workers(study: Study, processes: int, variants: Sequence[Given] = ()) -> Ite
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _switches() -> list[tuple[Function, Given]]:
+def _switches() -> list[tuple[Function, object]]:
     """The functions that set global switches of TensorFlow and Keras that change results, each with the present value."""
     threads, optimizer = tf.config.threading, tf.config.optimizer
     return [
@@ -161,7 +162,7 @@ def _switches() -> list[tuple[Function, Given]]:
     ]
 
 
-def _begin(study: Study, switches: Sequence[tuple[Function, Given]]) -> None:
+def _begin(study: Study, switches: Sequence[tuple[Function, object]]) -> None:
     """The beginning of a new process: the study, and the switches of the process that made it."""
     threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
     for set_switch, value in switches:
@@ -169,11 +170,11 @@ def _begin(study: Study, switches: Sequence[tuple[Function, Given]]) -> None:
     _STUDY[:] = [study]
 
 
-def _end_with(parent: Given) -> None:
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
     """Ends this process with another, even if that was killed."""
     connection.wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _call(function: Function, argument: Given) -> Given:
+def _call(function: Function, argument: object) -> object:
     return function(_STUDY[0], argument)

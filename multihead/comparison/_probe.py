@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import keras
 
 from multihead import losses, scaling
 from multihead._data.data import digest_of
 from multihead._ground.keras import STACK
-from multihead._ground.types import Config, Given
+from multihead._ground.types import Config
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 from multihead.comparison._data import TEST, TRAIN, VALIDATION, batches_of, batches_per_epoch
 from multihead.comparison._run import built, start
@@ -22,7 +23,7 @@ from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
 
 
-def probe(study: Study, given: tuple[Job, Given]) -> Config:
+def probe(study: Study, given: tuple[Job, Any]) -> Config:
     """The settings of a comparison: what must be the same when it goes on in another call."""
     job, metrics = given
     trainer, parts, digest = start(study, job)
@@ -45,7 +46,7 @@ def probe(study: Study, given: tuple[Job, Given]) -> Config:
     }
 
 
-def _read_metrics(metrics: Given, heads: Mapping[str, Head], *, free: bool) -> dict[str, list[str]]:
+def _read_metrics(metrics: object, heads: Mapping[str, Head], *, free: bool) -> dict[str, list[str]]:
     """Each head's metric, one of `evaluate` unless they are `free`, and its direction, `"min"` or `"max"`."""
     if metrics is None and free:
         raise ValueError(

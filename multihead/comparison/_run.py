@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import keras
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.data import digest_of
-from multihead._ground.types import Config, Dataset, Given, Logs, Variable
+from multihead._ground.types import Config, Dataset, Logs, Variable
 from multihead._ground.validation import as_python, check_head_names, is_number
 from multihead.comparison._data import (
     TEST,
@@ -106,10 +106,11 @@ def built(study: Study, variant: Variant) -> MultiHeadTrainer:
     return trainer
 
 
-def _count_epochs(study: Study, weighting: Given, part: Dataset) -> None:
+def _count_epochs(study: Study, weighting: Weighting | None, part: Dataset) -> None:
     """Lets a weighting that changes at the end of an epoch count the updates of a pass: the `fit` of a run is one epoch."""
-    waits = weighting is not None and type(weighting).end_epoch is not Weighting.end_epoch
-    if not waits or getattr(weighting, "updates_per_epoch", None):
+    if weighting is None or type(weighting).end_epoch is Weighting.end_epoch:
+        return
+    if getattr(weighting, "updates_per_epoch", None):
         return
     if is_endless(part) or not hasattr(weighting, "updates_per_epoch"):
         raise ValueError(
@@ -153,10 +154,11 @@ def _measured(study: Study, trainer: MultiHeadTrainer, part: Dataset) -> dict[st
     """The metrics of a trainer on a part of the data, by name; None for one that is not finite."""
     part = of_heads(part, trainer.heads)
     if study.measure is not None:
-        found = study.measure(trainer, part)
+        metrics = study.measure(trainer, part)
     else:
-        found = trainer.evaluate(**arguments(part, study.batch_size), return_dict=True, verbose=0)
-    numbers = {name: float(as_python(value)) for name, value in found.items()}
+        results = trainer.evaluate(**arguments(part, study.batch_size), return_dict=True, verbose=0)
+        metrics = results if isinstance(results, Mapping) else {}
+    numbers = {name: float(as_python(value)) for name, value in metrics.items()}
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 
-from multihead._ground.types import Config, Dataset, Given, Optimizer, Rate, Trainer
+from multihead._ground.types import Config, Dataset, Optimizer, Trainer
 from multihead._ground.validation import check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.trainer import MultiHeadTrainer
 
@@ -31,14 +32,14 @@ class Study:
 
     build: Callable[[], Trainer]
     data: Dataset
-    optimizer: Callable[[Rate], Optimizer]
+    optimizer: Callable[[float], Optimizer]
     options: Config
     batch_size: int
     measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None
-    seeds: Given
-    tuning_seeds: Given
-    rates: Given
-    budget: Given
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    budget: tuple[str, int]
 
     @property
     def batches_per_update(self) -> int:
@@ -123,7 +124,7 @@ def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> st
     return variant + AT_EQUAL_COST if at_equal_cost else variant
 
 
-def as_text(value: Given) -> str:
+def as_text(value: Any) -> str:
     """A value as text that is the same in every process."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {as_text(each)}" for name, each in sorted(value.items(), key=str)) + "}"
@@ -153,45 +154,59 @@ def copied(options: Config) -> Config:
 # What `compare` is given
 
 
-def checked(study: Study) -> Study:
+def read_study(
+    *,
+    build: Callable[[], Trainer],
+    data: Dataset,
+    optimizer: Callable[[float], Optimizer],
+    options: Config,
+    batch_size: int,
+    measure: Callable[[Trainer, Dataset], Mapping[str, float]] | None,
+    seeds: int | Sequence[int],
+    tuning_seeds: int | Sequence[int],
+    rates: float | Sequence[float],
+    budget: int | Mapping[str, int],
+) -> Study:
     """The arguments of `compare` in one form; those that are out of range or of a wrong type are errors."""
-    _check_build("build", study.build)
-    if not callable(study.optimizer) or isinstance(study.optimizer, keras.optimizers.Optimizer):
+    _check_build("build", build)
+    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "
-            f"Received: optimizer={study.optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
+            f"Received: optimizer={optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
         )
-    seeds = _read_seeds("seeds", study.seeds, range(study.seeds) if isinstance(study.seeds, int) else study.seeds)
-    own = study.tuning_seeds if isinstance(study.tuning_seeds, Sequence) else [study.tuning_seeds]
-    own = _read_seeds("tuning_seeds", study.tuning_seeds, own, seeds)
-    rates = [study.rates] if is_number(study.rates) else study.rates
-    if not isinstance(rates, Sequence) or not rates or not all(is_number(rate) and rate > 0 for rate in rates):
+    reported = _read_seeds("seeds", seeds, range(seeds) if isinstance(seeds, int) else seeds)
+    tuned = tuning_seeds if isinstance(tuning_seeds, Sequence) else [tuning_seeds]
+    grid = rates if isinstance(rates, Sequence) else [rates]
+    if not grid or not all(is_number(rate) and rate > 0 for rate in grid):
         raise ValueError(
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
         )
-    budget = study.budget if isinstance(study.budget, Mapping) else {"updates": study.budget}
-    if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
-        hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
+    budgets = budget if isinstance(budget, Mapping) else {"updates": budget}
+    if len(budgets) != 1 or not set(budgets) <= {"updates", "epochs"}:
+        hint = did_you_mean(budgets, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
         raise ValueError(
             "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
-            f"Received: budget={budget!r}. {hint}"
+            f"Received: budget={budgets!r}. {hint}"
         )
-    ((unit, number),) = budget.items()
-    options = _read_options("options", study.options or {}, (), (*_OF_JOINT_TRAINING, "target_scaling"))
-    check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
-    return replace(
-        study,
-        options=options,
-        batch_size=check_positive_whole("batch_size", study.batch_size),
-        seeds=seeds,
-        tuning_seeds=own,
-        rates=tuple(sorted({float(rate) for rate in rates})),
+    ((unit, number),) = budgets.items()
+    checked_options = _read_options("options", options, (), (*_OF_JOINT_TRAINING, "target_scaling"))
+    check_positive_whole("options['gradient_accumulation_steps']", checked_options.get("gradient_accumulation_steps", 1))
+    return Study(
+        build=build,
+        data=data,
+        optimizer=optimizer,
+        options=checked_options,
+        batch_size=check_positive_whole("batch_size", batch_size),
+        measure=measure,
+        seeds=reported,
+        tuning_seeds=_read_seeds("tuning_seeds", tuning_seeds, tuned, reported),
+        rates=tuple(sorted({float(rate) for rate in grid})),
         budget=(unit, check_positive_whole("budget", number)),
     )
 
 
-def _read_seeds(argument: str, given: Given, found: Given, others: Sequence[int] = ()) -> tuple[int, ...]:
+def _read_seeds(argument: str, given: object, found: object, others: Sequence[int] = ()) -> tuple[int, ...]:
     seeds = tuple(check_whole(argument, seed) for seed in found) if isinstance(found, Sequence) else ()
     if not seeds or len({*seeds, *others}) < len(seeds) + len(others) or min(seeds) < 0:
         rule = "a number of seeds, at least 1, or a list of different whole numbers of at least 0"
@@ -201,7 +216,7 @@ def _read_seeds(argument: str, given: Given, found: Given, others: Sequence[int]
     return seeds
 
 
-def read_variants(variants: Given, build: Callable[[], Trainer]) -> dict[str, Variant]:
+def read_variants(variants: object, build: Callable[[], Trainer]) -> dict[str, Variant]:
     """The variants by name, checked as far as this can be done without a trainer."""
     if not isinstance(variants, Mapping) or not variants:
         raise ValueError(
@@ -236,7 +251,7 @@ def read_variants(variants: Given, build: Callable[[], Trainer]) -> dict[str, Va
     return found
 
 
-def _check_build(argument: str, build: Given) -> None:
+def _check_build(argument: str, build: object) -> None:
     if not callable(build) or isinstance(build, keras.layers.Layer):
         raise TypeError(
             f"`{argument}` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "

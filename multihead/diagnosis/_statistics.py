@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.types import Given
 from multihead.scaling import Standardize
 
 
@@ -90,7 +89,7 @@ def interval(found: Sequence[float], form: str) -> str:
     return f"{mean:{form}} ({low:{form}} to {high:{form}})" if np.isfinite(low) else f"{mean:{form}}"
 
 
-def as_json(value: Given) -> Given:
+def as_json(value: Any) -> Any:
     """A value as JSON takes it: lists, dicts, numbers and strings; non-finite numbers are None."""
     if isinstance(value, Standardize):
         return keras.saving.serialize_keras_object(value)

@@ -6,9 +6,10 @@ import numpy as np
 
 from multihead import balancing
 from multihead._ground.layers import ends_in_scaling
-from multihead._ground.types import Config, Given
+from multihead._ground.types import Config
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
+from multihead.scaling import Standardize
 
 FLOOR = balancing.NormFloor().floor
 """The part of the largest gradient below which `NormFloor()` scales a gradient up."""
@@ -36,15 +37,12 @@ def in_raw_units(found: Diagnosis, spec: UpdateSpec) -> list[int]:
     return [k for k, head in enumerate(spec.network.heads) if is_raw[k] and not ends_in_scaling(head.module)]
 
 
-def scaled(found: Diagnosis, spec: UpdateSpec) -> dict[int, Given]:
+def scaled(found: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
     """The heads whose targets should be scaled, and how: in raw units or out of reach, and not trained yet."""
     raw = in_raw_units(found, spec)
     asked = [k for k, labels in enumerate(found.labels) if k in raw or labels.unreachable]
-    return {
-        k: found.labels[k].scaling
-        for k in asked
-        if found.labels[k].scaling is not None and found.progress[k] in ("untrained", "unknown")
-    }
+    new = [k for k in asked if found.progress[k] in ("untrained", "unknown")]
+    return {k: scaling for k in new if (scaling := found.labels[k].scaling) is not None}
 
 
 def level_of(found: Diagnosis) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -12,7 +13,7 @@ from multihead import losses
 from multihead._ground.calls import call_module, call_users, entries_for, with_logits
 from multihead._ground.keras import serialized, tensor_variable
 from multihead._ground.tensors import has_gradients, in_xla, where
-from multihead._ground.types import Config, Function, Given, Layer, Loss, Metric, Nested, Tensor, Variable
+from multihead._ground.types import ClassWeight, Config, Function, Layer, Loss, Metric, Nested, Tensor, Variable
 from multihead._ground.validation import check_head_names, quoted, stop_unless
 from multihead.heads._label_rules import LabelSpec, check_specs
 from multihead.heads._labels import (
@@ -30,6 +31,8 @@ from multihead.heads._value import Head, Weight, weight_at
 from multihead.losses._elements import no_loss
 from multihead.losses._known import CLASSES, aligned, with_checked_range, with_columns
 from multihead.scaling import TargetScaling
+
+Described = TypeVar("Described")
 
 
 class NamedHead:
@@ -276,7 +279,7 @@ class NamedHead:
         for metric in weighted:
             metric.update(targets, predictions, weights, are_weighted=True)
 
-    def _by_weighting(self, metrics: list[Given]) -> tuple[list[Given], list[Given]]:
+    def _by_weighting(self, metrics: list[Described]) -> tuple[list[Described], list[Described]]:
         """Those of the head's metrics that ignore sample weights, and those that get them."""
         return metrics[: self._num_unweighted], metrics[self._num_unweighted :]
 
@@ -299,7 +302,7 @@ def or_nan(value: Tensor, condition: tf.Tensor) -> tf.Tensor:
     return where(condition, value, float("nan")) if value.dtype.is_floating else value
 
 
-def weigh_classes(heads: Sequence[NamedHead], class_weight: Config) -> list[NamedHead]:
+def weigh_classes(heads: Sequence[NamedHead], class_weight: ClassWeight) -> list[NamedHead]:
     """The same heads, with their modules and metrics, and with the class weights of `fit`."""
     names = [head.name for head in heads]
     is_by_head = isinstance(class_weight, Mapping) and (
@@ -311,7 +314,7 @@ def weigh_classes(heads: Sequence[NamedHead], class_weight: Config) -> list[Name
             f"Received: class_weight={class_weight!r}; the heads are {quoted(names)}. Pass, say, "
             f"{{{names[0]!r}: {{0: 1.0, 1: 5.0}}}}."
         )
-    by_head = class_weight if is_by_head else {names[0]: class_weight}
+    by_head: Mapping[Any, Any] = class_weight if is_by_head else {names[0]: class_weight}
     check_head_names("class_weight", by_head, names)
     weighed = [copy.copy(head) for head in heads]
     for head in weighed:

@@ -12,7 +12,7 @@ from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
 from multihead._ground.layers import losses_of_call, losses_of_weights
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Config, Given, Metric, Tensor
+from multihead._ground.types import Config, Metric, Tensor
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads._metrics import TOTALS
@@ -44,7 +44,7 @@ class Sums(keras.metrics.Metric):
     def __init__(self, logs: LogMetrics, num_sums: int, num_averages: int, latest: tuple[int, int], dtype: str) -> None:
         super().__init__(name="loss", dtype="float32")
         self._logs = Untracked(logs)
-        options: Given = {"initializer": "zeros", "dtype": "float32"}
+        options: Config = {"initializer": "zeros", "dtype": "float32"}
         self.sums = self.add_weight(name="sums", shape=(2 * num_sums,), initializer="zeros", dtype=dtype)
         if latest[1]:
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)

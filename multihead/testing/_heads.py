@@ -15,7 +15,7 @@ from multihead._data.batch import as_tensors, batch_size
 from multihead._ground.calls import keras_mask, with_keras_mask, with_logits
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Function, Given, Metric, Nested
+from multihead._ground.types import Function, Metric, Nested
 from multihead.heads import Head
 from multihead.heads._named import NamedHead
 from multihead.losses._known import with_inner
@@ -27,7 +27,7 @@ _TOLERANCE, _ALONE = 1e-3, 8
 _REMEDY = "Pass `couples_rows=True`, so that module and loss get the labelled rows of a batch, whole, and no others"
 
 
-def check_head(head: Head, x: Given, y: Given) -> Report:
+def check_head(head: Head, x: Nested, y: Nested) -> Report:
     """Checks what a head declares of its module, its loss and its metrics, on rows of your own.
 
     Labels that are missing must not count, and a batch may be split, only if a row's loss does not depend on other rows. The
@@ -196,7 +196,7 @@ def _taken(nest: Nested, rows: tf.Tensor) -> Nested:
     return tf.nest.map_structure(lambda each: _gathered(each, rows) if each.shape[:1] == [size] else each, nest)
 
 
-def _gathered(tensor: tf.Tensor, rows: Given) -> tf.Tensor:
+def _gathered(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Some rows of a tensor, with their Keras mask and the logits that they were computed from."""
     change: Function = lambda each: tf.gather(each, rows)  # noqa: E731
     found, mask = with_logits(change, tensor), keras_mask(tensor)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import graph_function
-from multihead._ground.types import Function, Given, Tensor
+from multihead._ground.types import Function, Tensor
 from multihead._method import Method, Observation
 
 
@@ -37,27 +37,30 @@ class Case:
     def __init__(self, method: Method, report: Report, given: str, shape: tuple[int, ...]) -> None:
         self.method, self.report, self.given, self.shape = method, report, given, shape
 
-    def require(self, holds: Given, rule: str, detail: str = "") -> None:
+    def require(self, holds: bool | np.bool_, rule: str, detail: str = "") -> None:
         """Notes that a rule was checked; if it does not hold, raises an error with the rule, a detail and the input."""
         if rule not in self.report.checks:
             self.report.checks.append(rule)
         if not holds:
             raise AssertionError(f"`{self.report.name}` must {rule}{detail}. Received: {self.given}. See docs/extending.md.")
 
-    def require_close(self, found: np.ndarray, expected: np.ndarray, scale: Given, rule: str, tolerance: float) -> None:
+    def require_close(
+        self, found: np.ndarray, expected: np.ndarray, scale: np.ndarray | float, rule: str, tolerance: float
+    ) -> None:
         """Checks that values differ by at most a part of their scale; of something without scale, by the tolerance."""
         error = (np.abs(found.astype(np.float64) - expected) / np.where(scale > 0, scale, 1.0)).max()
         self.require(error <= tolerance, rule, f" (relative difference {error:.1e})")
 
-    def built(self, further: int = 0) -> Given:
+    def built(self, further: int = 0) -> Method:
         """A copy that is bound to the heads' names and built, for some further heads if need be."""
-        fresh, count = type(self.method).from_config(self.method.get_config()), self.shape[0] + further
+        fresh: Method = type(self.method).from_config(self.method.get_config())
+        count = self.shape[0] + further
         named = list(self.method.head_names or ())
         fresh.bind((named + [f"head_{k}" for k in range(len(named), count)])[:count])
         fresh.build((count, *self.shape[1:]))
         return fresh
 
-    def in_graphs(self, run: Function, *arguments: Tensor, xla: bool) -> Iterator[tuple[str, Given]]:
+    def in_graphs(self, run: Function, *arguments: Tensor, xla: bool) -> Iterator[tuple[str, np.ndarray]]:
         """The result of a function of a fresh copy and arguments in each further mode, with the rule that it must follow."""
         for is_compiled in (False, True) if xla else (False,):
             fresh = self.built()
@@ -66,7 +69,7 @@ class Case:
             yield f"be the same {mode} as in eager mode", found(*arguments).numpy()
 
     def check_state(
-        self, fresh: Given, observed: Iterable[tuple[str, Observation]], apply: Callable[[Observation], object]
+        self, fresh: Method, observed: Iterable[tuple[str, Observation]], apply: Callable[[Observation], object]
     ) -> None:
         """Checks configuration, a second `build`, skipped updates and `reset` of a copy that is built.
 
@@ -88,9 +91,10 @@ class Case:
         self.require(all(map(np.array_equal, _state_of(fresh), start)), "have its initial state after `reset()`")
 
 
-def traced(function: Function, *arguments: Tensor, xla: bool = False) -> Given:
+def traced(function: Function, *arguments: Tensor, xla: bool = False) -> Function:
     """A graph of a function for arguments like these; traced here, so that TensorFlow does not warn of many traces."""
-    return graph_function(function, jit_compile=xla).get_concrete_function(*arguments)
+    graph: Function = graph_function(function, jit_compile=xla).get_concrete_function(*arguments)
+    return graph
 
 
 def _state_of(method: Method) -> list[np.ndarray]:

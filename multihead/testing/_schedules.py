@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.types import Given
+from multihead._ground.types import Function
 from multihead._method import Observation
 from multihead.schedules import Schedule
 from multihead.testing._report import Case, Report, traced
@@ -93,14 +93,14 @@ def _check(case: Case, num_steps: int, xla: bool) -> None:
             check_table()
 
     table = check_table()
-    never = [name for name, trains in zip(fresh.head_names, table.any(axis=0)) if not trains]
+    never = [name for name, trains in zip(fresh.head_names or (), table.any(axis=0)) if not trains]
     case.require(not never, "have every head train at some step", f", but {never} never do")
     is_same = np.array_equal(_table_of(case.built(), steps)(steps).numpy(), table)
     case.require(is_same, "give the same from equal configurations")
     case.check_state(fresh, _observations(case.shape[0]), apply)
 
 
-def _table_of(schedule: Schedule, steps: tf.Tensor) -> Given:
+def _table_of(schedule: Schedule, steps: tf.Tensor) -> Function:
     """A graph that computes `[num_steps, num_heads]`: which heads are active at each step."""
     return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Tensor, Variable
+from multihead._ground.types import Config, Tensor, Variable
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Method, find
 
@@ -229,12 +229,13 @@ def valid(losses: tf.Tensor) -> tf.Tensor:
     return losses * factors
 
 
-def get(identifier: Weighting | str | None) -> Weighting | None:
+def get(identifier: Weighting | Config | str | None) -> Weighting | None:
     """Returns a weighting.
 
     Args:
         identifier: A weighting, which is returned unchanged; the name of a weighting (such as `"Uncertainty"`, ignoring case
-            and underscores), which is created with its defaults; or None, which stays None.
+            and underscores), which is created with its defaults; a configuration from
+            `keras.saving.serialize_keras_object`; or None, which stays None.
 
     Raises:
         ValueError: There is no weighting with this name.

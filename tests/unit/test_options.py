@@ -14,7 +14,7 @@ PLAIN = {
     "balancer": None,
     "balance_at": "representation",
     "balance_every": 1,
-    "head_schedule": None,
+    "head_schedule": schedules.Together(),
     "clip": None,
     "micro_batches": 1,
     "gradient_accumulation_steps": 1,
@@ -31,7 +31,9 @@ PLAIN = {
 
 
 def checked(**options):
-    return CompileOptions(**{**PLAIN, **options}).checked(["a", "b"])
+    given = {**PLAIN, **options}
+    given |= {"weighting": weighting.get(given["weighting"]), "balancer": balancing.get(given["balancer"])}
+    return CompileOptions(**given).checked(["a", "b"])
 
 
 def test_names_become_methods_that_know_the_heads():
