@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import keyword
 import os
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -16,6 +14,7 @@ import tensorflow as tf
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers
+from multihead._ground.references import referenced
 from multihead._ground.types import Config, Function, Layer, Nested
 from multihead._ground.validation import check_head_names, quoted
 from multihead.heads._named import NamedHead
@@ -161,23 +160,16 @@ def _by_path(nest: Nested, path: str = "") -> Config:
 def _tables(
     traced: tf.types.experimental.ConcreteFunction, parts: Sequence[Layer]
 ) -> list[tf.saved_model.experimental.TrackableResource]:
-    """The lookup tables that a traced function uses, found by following the references of its parts."""
+    """The lookup tables that a traced function uses, among what its parts refer to."""
     variables = {id(variable.handle) for variable in traced.variables}
     needed = {id(tensor) for tensor in traced.captured_inputs if tensor.dtype == tf.resource} - variables
-    tables, seen, waiting = [], set(), deque(parts)
-    while needed and waiting:
-        part = waiting.popleft()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
+    tables = []
+    for part in referenced(parts):
         if isinstance(part, tf.saved_model.experimental.TrackableResource) and id(part.resource_handle) in needed:
             needed.remove(id(part.resource_handle))
             tables.append(part)
-        if inspect.isfunction(part):
-            used = inspect.getclosurevars(part)  # only the names that the function uses, not its whole module
-            waiting.extend([*used.nonlocals.values(), *used.globals.values(), part.__defaults__])
-        elif not inspect.ismodule(part) and not isinstance(part, type):
-            waiting.extend(gc.get_referents(part))
+        if not needed:
+            break
     if needed:
         raise ValueError(
             f"`preprocess` and `postprocess` may use only lookup tables that they refer to. Received: {len(needed)} "

@@ -6,7 +6,6 @@ does not have; there the pass is a real one, on a sample of the data, and what i
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from multihead._data.batch import Batch, batch_size, sample_of
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
+from multihead._ground.references import referenced
 from multihead._ground.tensors import has_gradients, where
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
@@ -311,7 +311,7 @@ def read_by_loss(
     owned = {key: each for module in modules for each in module_variables(module) for key in handles(each)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
     if hidden:  # variables of a frozen layer do not tell
-        layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
+        layers = [part for part in referenced([head.loss.original]) if isinstance(part, keras.layers.Layer)]
         frozen = [each for layer in layers if layer.built and not layer.trainable for each in module_variables(layer)]
         hidden = [each for each in hidden if not handles(each) <= {key for own in frozen for key in handles(own)}]
     if hidden:
@@ -321,7 +321,7 @@ def read_by_loss(
             f"The loss of head {head.name!r} must read no trainable variables, except those of the encoder and the modules. "
             f"Received: {name!r}, which reads {names}: no update would train them. Make them weights of the "
             "module, which can return them as another column of its predictions. If they are not to be trained, create "
-            "them with `trainable=False`, or set `trainable = False` on their layer."
+            "them with `trainable=False`, or set `trainable = False` on their layer, to which the loss must refer."
         )
     return tuple({id(owned[key]): owned[key] for each in read for key in handles(each) if key in owned}.values())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -100,13 +103,43 @@ def frozen():
     return lambda targets, outputs: squares(layer(targets), layer(outputs))
 
 
+FROZEN = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+FROZEN.trainable = False
+
+
+def frozen_global():
+    def loss(targets, outputs):
+        return squares(*(feature(each) for each in (targets, outputs)))
+
+    feature = lambda values: FROZEN(values)  # noqa: E731
+    return loss
+
+
+class OfFeatures(keras.losses.Loss):
+    """Keeps a frozen layer in a dict of an object of its own."""
+
+    def __init__(self):
+        super().__init__()
+        layer = keras.layers.Dense(2)
+        layer.build((None, 1))
+        layer.trainable = False
+        self.parts = types.SimpleNamespace(by_name={"features": layer})
+
+    def call(self, y_true, y_pred):
+        return squares(*map(self.parts.by_name["features"], (tf.cast(y_true, tf.float32), y_pred)))
+
+
+def frozen_attribute():
+    return functools.partial(OfFeatures().call)
+
+
 def untrained():
     value = tf.Variable(0.5, trainable=False)
     return lambda targets, outputs: value * squares(targets, outputs)
 
 
 @pytest.mark.parametrize("eagerly", [True, False])
-@pytest.mark.parametrize("make", [frozen, untrained])
+@pytest.mark.parametrize("make", [frozen, frozen_global, frozen_attribute, untrained])
 def test_one_that_is_not_to_be_trained_may_be_read(make, eagerly):
     encoder, *heads = modules()
     loss = make()
