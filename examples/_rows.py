@@ -67,7 +67,7 @@ class _Cells(list[str]):
 
 def read_table(
     path: str | Path,
-    columns: Iterable[str],
+    columns: Iterable[str] | None,
     dialect: Dialect = Dialect(),  # noqa: B008 - immutable
     *,
     tell: Callable[[str], None] = lambda line: None,
@@ -82,7 +82,7 @@ def read_table(
 
     Args:
         path: The file.
-        columns: The columns to read; duplicates are allowed.
+        columns: The columns to read; duplicates are allowed. None: all.
         dialect: How the file divides its rows into cells.
         tell: Is told in one line what was read, how, and how many rows were left out.
 
@@ -93,9 +93,11 @@ def read_table(
         InputError: The file is missing, unreadable or empty, it lacks rows or a column, or its backslashes before quotes may
             be marks or text.
     """
-    wanted = list(dict.fromkeys(columns))
+    wanted = list(dict.fromkeys(columns or ()))
     with opened(path) as file:
         header, dialect = _header(file, Path(path), wanted, dialect)
+        if columns is None:
+            wanted = _distinct(path, header, header)
         rows, blank, dialect = _rows(file, Path(path), len(header), dialect)
     places = {name: header.index(name) for name in wanted}
     left_out = f"; {blank} blank rows left out" if blank else ""
@@ -163,10 +165,16 @@ def _header(file: IO[str], path: Path, wanted: Sequence[str], dialect: Dialect) 
             f"{', '.join(map(repr, header))}, separated by {name}s. Rename columns, choose others with the "
             "options that --help lists, or choose the separator with --separator."
         )
+    _distinct(path, header, wanted)
+    return header, dialect._replace(separator=name)
+
+
+def _distinct(path: str | Path, header: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The columns that are wanted, of which a header has no two of the same name."""
     twice = [name for name in wanted if header.count(name) > 1]
     if twice:
         raise InputError(f"`{path}` must have each column once. Received: {twice[0]!r} more than once. Rename one.")
-    return header, dialect._replace(separator=name)
+    return list(wanted)
 
 
 def _rows(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list[_Cells], int, Dialect]:
