@@ -69,9 +69,10 @@ def update_of(trainer: Trainer) -> list[tuple[str, str]]:
     batches += f", over {replicas} replicas" if replicas > 1 else ""
     spec, optimizer, rate = trainer.update_spec, trainer.optimizer, trainer.optimizer.learning_rate
     passes = []
-    if spec is not None and spec.way.passes:  # else once forward and once backward
-        words = spec.way.passes
-        words += ", or once where coefficients are reused" if spec.way.may_reuse and not trainer.jit_compile else ""
+    backward = None if spec is None else spec.methods.backward
+    if backward is not None and backward.passes:  # else once forward and once backward
+        words = backward.passes
+        words += ", or once where coefficients are reused" if backward.may_reuse and not trainer.jit_compile else ""
         is_split = options.gradient_accumulation_steps * options.micro_batches > 1
         passes = [("encoder's passes", f"{words}, for each micro-batch" if is_split else words)]
     factor, kind = options.encoder_learning_rate_multiplier, type(getattr(optimizer, "inner_optimizer", optimizer)).__name__

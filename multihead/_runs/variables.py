@@ -46,8 +46,8 @@ def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
     parts["head weights"] = trainer.head_weights.variables
     parts["optimizer"] = optimizer_state(trainer.optimizer)
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]
-    spec = trainer.update_spec
-    parts["trainer"] = [trainer.updates_before, spec.enabled, *spec.faults.state, *trainer.log_metrics.counters]
+    running = trainer.update_spec.running
+    parts["trainer"] = [trainer.updates_before, running.enabled, *running.faults.state, *trainer.log_metrics.counters]
     # Of what the optimizer has besides, for heads that the trainer no longer has, nothing is saved.
     of_optimizer = {id(tensor_variable(variable)) for variable in variables_held_by(trainer.optimizer)}
     parts["others"] = [variable for variable in found_in(trainer) if id(tensor_variable(variable)) not in of_optimizer]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from multihead._data.batch import Batch
 from multihead._ground.keras import first_replica_variable, tensor_variable
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
@@ -18,16 +17,16 @@ from multihead._ground.validation import quoted
 from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
 from multihead._update.faults import Faults
-from multihead._update.labels import Predictions, read_different_tensors
-from multihead._update.network import Network
+from multihead._update.network import Network, read_different_tensors
 from multihead._update.representation import Measure, squared_norms
-from multihead._update.spec import UpdateSpec
+from multihead._update.spec import Methods, Running, UpdateSpec
+from multihead._update.strategies import BackwardStrategy, CombinedFirst, PassPerHead
 from multihead._update.two_passes import Repeatable, TwoPasses
-from multihead._update.ways import CombinedFirst, PassPerHead, Way
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
-from multihead.rates import periods_of
+from multihead.heads._value import is_zero
+from multihead.rates import Rates, periods_of
 from multihead.telemetry._logs import LogMetrics
 
 
@@ -46,6 +45,17 @@ class Setup:
     def head(self, name: str) -> NamedHead:
         """The head of a name."""
         return next(head for head in self.heads if head.name == name)
+
+    def check_targets(self, specs: Batch) -> None:
+        """Raises a `ValueError` if a head that is to be trained has no targets in the data."""
+        absent = [head.name for head in self.trained if head.name not in specs.targets and not is_zero(head.weight)]
+        if absent:
+            raise ValueError(
+                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+                f"never be trained. Received: targets for {quoted(specs.targets)}; the heads are "
+                f"{quoted(self.names)}. Correct the key, or add targets that are `ignore_label` or NaN where the "
+                "label is missing; with a weight of 0, a head needs none."
+            )
 
     @property
     def all_names(self) -> list[str]:
@@ -67,72 +77,79 @@ class Built:
 
 
 def build(
-    encoder: Layer,
+    trainer: Layer,
     heads: Sequence[NamedHead],
     options: CompileOptions,
     shapes: Shapes,
-    *,
-    balancer: Balancer | None,
-    optimizer: Optimizer,
-    trainer: Layer,
     idle: Sequence[str],
     earlier: Built | None,
 ) -> Built:
-    """Creates the variables of the methods, the optimizer and the logs, and the specification of updates."""
-    measured = tuple(head for head in heads if not head.is_trained and head.metric_specs)
-    heads = [head for head in heads if head.is_trained]
-    known = [shapes.predictions[head.name] for head in heads]
-    if options.weighting is not None:
-        options.weighting.build((len(heads),))
-    options.head_schedule.build((len(heads),))
-    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured, trainer)
+    """Creates the variables of the methods, the optimizer and the logs, and the specification of updates.
+
+    Where a trainer was built `earlier`, its optimizer and its logs stay.
+    """
+    weighting = options.weighting
+    if weighting is not None:
+        weighting.build((sum(head.is_trained for head in heads),))
+    network = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
+    methods = _built_methods(network, options, shapes, trainer.balancer)
+    if earlier is None:
+        _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
+        running = _first_running(network, options, trainer.optimizer, idle)
+    else:
+        running = replace(earlier.spec.running, periods=_periods(network, options))
+        if not running.faults.fits(network):
+            running = replace(running, faults=_new_faults(network, options))
+    spec = UpdateSpec(network, methods, running)
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
+
+
+def _built_methods(network: Network, options: CompileOptions, shapes: Shapes, balancer: Balancer | None) -> Methods:
+    """The methods, with the variables of those that are not built yet."""
+    number = len(network.heads)
+    options.head_schedule.build((number,))
     if balancer is not None:
-        rows: Nested = (len(heads), None)  # of one matrix, or of all gradient tensors if it needs the gradients
+        rows: Nested = (number, None)  # of one matrix, or of all gradient tensors if it needs the gradients
         if "gradients" in balancer.uses:
             sizes = [None] * shapes.num_leaves
             if options.balance_at == "parameters":
                 sizes = [variable.shape.num_elements() for variable in network.encoder_tensors]
-            rows = [(len(heads), size) for size in sizes]
+            rows = [(number, size) for size in sizes]
         balancer.build(rows)
-    if earlier is None:
-        _warn_of_reads(heads, known, are_balanced=balancer is not None and options.balance_at == "representation")
-        built = build_optimizer(optimizer, network.variables.all)
-        slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
-        enabled = first_replica_variable(tf.constant([float(head.name not in idle) for head in heads]))
-    else:
-        slots, enabled = earlier.spec.slots, earlier.spec.enabled
-    if earlier is not None and earlier.spec.faults.fits(network):
-        faults = earlier.spec.faults
-    else:
-        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
-    leaves = [each.leaves for each in known]
-    pairs = list(itertools.combinations([k for k, head in enumerate(heads) if head.trains_encoder], 2))
-    if options.balance_at == "representation" or balancer is None:  # what reads no common tensor has no cosine there
-        pairs = [(i, j) for i, j in pairs if any(map(operator.and_, leaves[i], leaves[j]))]
-    spec = UpdateSpec(
-        network=network,
-        predictions=tuple(known),
+    return Methods(
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.head_schedule,
-        way=_way(balancer, options, network, shapes),
+        backward=_backward(balancer, options, network, shapes),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
-        slots=slots,
-        enabled=enabled,
-        faults=faults,
-        check_labels=options.check_labels,
-        periods=periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier),
-        of_measured=tuple(shapes.predictions[head.name] for head in measured),
-        pairs=tuple(pairs),
     )
-    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
 
 
-def _warn_of_reads(heads: Sequence[NamedHead], predictions: Sequence[Predictions], *, are_balanced: bool) -> None:
+def _first_running(network: Network, options: CompileOptions, optimizer: Optimizer, idle: Sequence[str]) -> Running:
+    """What a trainer has that was not built since `compile`: an optimizer without updates."""
+    slots = build_optimizer(optimizer, network.variables.all)
+    return Running(
+        slots=[[tensor_variable(slot) for slot in of_variable] for of_variable in slots],
+        enabled=first_replica_variable(tf.constant([float(head.name not in idle) for head in network.heads])),
+        faults=_new_faults(network, options),
+        check_labels=options.check_labels,
+        periods=_periods(network, options),
+    )
+
+
+def _new_faults(network: Network, options: CompileOptions) -> Faults:
+    return Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
+
+
+def _periods(network: Network, options: CompileOptions) -> tuple[Rates, ...]:
+    return periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
+
+
+def _warn_of_reads(network: Network, *, are_balanced: bool) -> None:
     """Warns if the encoder cannot learn from a head, and if balanced heads do not read a common tensor."""
-    names = [head.name for head in heads]
-    alone = [head.name for head, of_head in zip(heads, predictions) if head.trains_encoder and not any(of_head.leaves)]
+    names = [head.name for head in network.heads]
+    alone = [head.name for head, leaves in zip(network.heads, network.reads) if head.trains_encoder and not any(leaves)]
     if alone:
         warnings.warn(
             f"The encoder learns nothing from head {quoted(alone)}, which reads none of its floating-point outputs: only "
@@ -141,7 +158,7 @@ def _warn_of_reads(heads: Sequence[NamedHead], predictions: Sequence[Predictions
             UserWarning,
             stacklevel=2,
         )
-    apart = read_different_tensors(predictions) if are_balanced else []
+    apart = read_different_tensors(network) if are_balanced else []
     if apart:
         pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
         warnings.warn(
@@ -153,8 +170,8 @@ def _warn_of_reads(heads: Sequence[NamedHead], predictions: Sequence[Predictions
         )
 
 
-def _way(balancer: Balancer | None, options: CompileOptions, network: Network, shapes: Shapes) -> Way:
-    """The way of the heads' gradients through the encoder, and what is measured at the representation."""
+def _backward(balancer: Balancer | None, options: CompileOptions, network: Network, shapes: Shapes) -> BackwardStrategy:
+    """How the heads' gradients go through the encoder, and what is measured at the representation."""
     others = [method for method in (options.weighting, options.head_schedule) if method is not None]
     depends = depends_on_losses(options.weighting)
     needs_norms, may_reuse = any("norms" in method.uses for method in others), options.balance_every > 1 and not depends

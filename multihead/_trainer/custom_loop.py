@@ -266,10 +266,10 @@ class CustomLoops(TrainerState):
         """How the next update is computed; within the context, a graph checks that it was traced for the present period."""
         spec = self._require_built(trains=True).spec
         stage = self.stage
-        following = spec.periods[stage + 1 :]
+        following = spec.running.periods[stage + 1 :]
         checks = []
         if following and not tf.executing_eagerly():
-            start, end = spec.periods[stage].start, following[0].start
+            start, end = spec.running.periods[stage].start, following[0].start
             message = (
                 f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
                 "Pass `trainer.stage` to it as an argument, so that it is traced again for each period"

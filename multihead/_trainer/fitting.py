@@ -243,8 +243,9 @@ class FittedTrainer(TrainerState):
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         built = self._require_built()
-        checks = built.spec.check_labels and not self._plan.value.labels_are_checked
-        spec, logs = replace(built.spec, check_labels=checks), built.logs
+        running, logs = built.spec.running, built.logs
+        checks = running.check_labels and not self._plan.value.labels_are_checked
+        spec = replace(built.spec, running=replace(running, check_labels=checks))
         logs.add_evaluated(**evaluate_batch(spec, batch, logs.weights.read_value()))
         return over_replicas(lambda: logs.evaluation_logs(list(batch.targets)))
 
@@ -299,7 +300,7 @@ class FittedTrainer(TrainerState):
             yield
             return
         variables = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        variables += [*built.logs.counters, *built.spec.faults.state]
+        variables += [*built.logs.counters, *built.spec.running.faults.state]
         of_replicas = self.distribute_strategy.experimental_local_results
         before = RollBack([part for variable in variables for part in of_replicas(variable)])
         self.reset_metrics()
@@ -383,7 +384,7 @@ class TrainFunction(StepFunction):
         in_xla = bool(trainer.jit_compile) and not trainer.run_eagerly  # which raises no errors
         self.until_stop -= steps_at_once(trainer) if in_xla else 0
         if trainer.update_spec is not None and (failure is not None or (in_xla and self.until_stop <= 0)):
-            self.until_stop = trainer.update_spec.faults.stop()  # to read it waits for the device
+            self.until_stop = trainer.update_spec.running.faults.stop()  # to read it waits for the device
         if failure is not None:
             raise failure
         return logs
@@ -395,11 +396,11 @@ class TrainFunction(StepFunction):
         if self.calls_left >= 0 or spec is None:  # a call that builds is followed by one that looks again
             return
         self.calls_left = math.inf
-        if len(spec.periods) == 1:
+        if len(spec.running.periods) == 1:
             return
         step = self._trainer.num_updates
-        self.period = spec.period_at(step)
-        following = spec.periods[self.period + 1 :]
+        self.period = spec.running.period_at(step)
+        following = spec.running.periods[self.period + 1 :]
         if following and self._trainer.options.steps_per_execution == "auto":
             self.calls_left = 0
         elif following:

@@ -21,7 +21,7 @@ from multihead._ground.references import referenced
 from multihead._ground.tensors import has_gradients, where
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
-from multihead._update.labels import Predictions
+from multihead._update.network import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._counts import check_count
 from multihead.heads._labels import missing
@@ -35,6 +35,11 @@ class Shapes:
     specs: Batch | None = None  # of a batch, with open batch size; None before any data
     predictions: Mapping[str, Predictions] = field(default_factory=dict)  # what each built head predicts, by name
     num_leaves: int = 0  # of the representation, with floating-point numbers
+
+    def have(self, heads: Sequence[NamedHead], specs: Batch) -> bool:
+        """Whether every head with targets in a batch is built, so that only sizes can be new."""
+        built = {head.name for head in heads if head.metrics is not None and head.name in self.predictions}
+        return self.specs is not None and specs.targets.keys() <= built
 
     def of_heads(self, names: Sequence[str]) -> Shapes:
         """The shapes of some heads only."""

@@ -19,7 +19,6 @@ from multihead._ground import replicas
 from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, tensor_variable
 from multihead._ground.layers import replace_layers, unlock
 from multihead._ground.types import Config, Dataset, Function, Metric, Nested, Tensor
-from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Setup, build
 from multihead._trainer.modules import Shapes, build_modules
 from multihead._trainer.options import CompileOptions
@@ -28,7 +27,6 @@ from multihead.balancing import Balancer
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead
-from multihead.heads._value import is_zero
 from multihead.schedules import Schedule
 from multihead.telemetry._logs import LogMetrics
 from multihead.weighting import Weighting
@@ -145,9 +143,9 @@ class TrainerState(KerasHooks, keras.Model):
         A `tf.function` of a custom training loop is traced for one period. Pass this number to it as a Python argument, so
         that it is traced again for the next.
         """
-        if self._built is None or len(self._built.spec.periods) == 1:
+        if self._built is None or len(self._built.spec.running.periods) == 1:
             return 0
-        return self._built.spec.period_at(self.num_updates)
+        return self._built.spec.running.period_at(self.num_updates)
 
     @property
     def metrics(self) -> list[Metric]:
@@ -210,7 +208,7 @@ class TrainerState(KerasHooks, keras.Model):
         """Makes some of the heads idle, and no others, by a variable that is read by steps."""
         self._idle = tuple(heads)
         if self._built is not None:
-            self._built.spec.enabled.assign([float(name not in heads) for name in self._setup.names])
+            self._built.spec.running.enabled.assign([float(name not in heads) for name in self._setup.names])
 
     # ------------------------------------------------------------------------------------------- building
 
@@ -236,23 +234,15 @@ class TrainerState(KerasHooks, keras.Model):
         batch, with open batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
         makes some of ones and zeros. With `every_head`, a head that is trained must have targets.
         """
-        heads, predicted, known = self._setup.heads, self._shapes.predictions, self._shapes.specs
-        trained = self._setup.trained if every_head and specs is not None else ()
-        specs = known if specs is None else specs
+        shapes = self._shapes
+        if every_head and specs is not None:
+            self._setup.check_targets(specs)
+        specs = shapes.specs if specs is None else specs
         if specs is None:
             return
-        absent = [head.name for head in trained if head.name not in specs.targets and not is_zero(head.weight)]
-        if absent:
-            raise ValueError(
-                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
-                f"never be trained. Received: targets for {quoted(specs.targets)}; the heads are "
-                f"{quoted(self._setup.names)}. Correct the key, or add targets that are `ignore_label` or NaN where the "
-                "label is missing; with a weight of 0, a head needs none."
-            )
-        found = {head.name for head in heads if head.metrics is not None and head.name in predicted}
-        is_new = self._built is None or known is None or not specs.targets.keys() <= found
-        wider = specs if is_new or known is None else widened(known, specs)
-        if not is_new and wider == known:
+        is_new = self._built is None or not shapes.have(self._setup.heads, specs)
+        wider = specs if is_new or shapes.specs is None else widened(shapes.specs, specs)
+        if not is_new and wider == shapes.specs:
             return
         self._create(specs, examples)
         if wider != specs:
@@ -273,17 +263,7 @@ class TrainerState(KerasHooks, keras.Model):
         with nullcontext() if runs else tf.init_scope(), self.distribute_strategy.scope():
             self._shapes = build_modules(self.encoder, heads, specs, self._shapes, examples, eagerly=eagerly)
             if options is not None:
-                self._built = build(
-                    self.encoder,
-                    heads,
-                    options,
-                    self._shapes,
-                    balancer=self.balancer,
-                    optimizer=self.optimizer,
-                    trainer=self,
-                    idle=self._idle,
-                    earlier=self._built,
-                )
+                self._built = build(self, heads, options, self._shapes, idle=self._idle, earlier=self._built)
                 if options.jit_compile is not True and not all(head.runs_in_xla for head in heads):
                     self.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
         self.built = True

@@ -27,10 +27,10 @@ AnyChange = TypeVar("AnyChange", bound=Change)
 
 def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
     """Clips the gradients of the encoder and the heads; those of a weighting's variables are not clipped."""
-    if spec.clip is None:
+    if spec.methods.clip is None:
         return update
     gradients = update.gradients
-    clipped = spec.network.variables.like([*spec.clip(gradients.of_losses), *gradients.weighting])
+    clipped = spec.network.variables.like([*spec.methods.clip(gradients.of_losses), *gradients.weighting])
     return replace(update, clipped=clipped)
 
 
@@ -61,7 +61,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
 
     state = {id(variable): value for variable, value in zip(update.roll_back.variables, update.roll_back.values)}
     in_doubt = [group for group in groups if group.trained is not None]
-    kept = [(group.trained, group.state) for group in in_doubt] + network.state_at(spec.rates.steps, update.step)
+    kept = [(group.trained, group.state) for group in in_doubt] + network.state_at(spec.running.rates.steps, update.step)
     moves = [(flag, variable) for flag, variables in kept for variable in variables if id(variable) in state]
 
     @as_is
@@ -89,7 +89,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
                 assign(strategy, variable, value)
             if has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
-            spec.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
+            spec.running.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
 
         tf.cond(applies, apply, skip)
 
@@ -147,8 +147,9 @@ def _apply_scaled(
     A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
     returns 0, the variable and its slots do not change.
     """
-    steps, decays = (values_at([of[i] for i in places], step) for of in (spec.rates.steps, spec.rates.decays))
-    variables, slots = [spec.network.variables.all[i] for i in places], [spec.slots[i] for i in places]
+    rates = spec.running.rates
+    steps, decays = (values_at([factors[i] for i in places], step) for factors in (rates.steps, rates.decays))
+    variables, slots = [spec.network.variables.all[i] for i in places], [spec.running.slots[i] for i in places]
     tensors = [tensor_variable(variable) for variable in variables]
     scaled = [i for i, factor in enumerate(steps) if not isinstance(factor, float) or factor != 1]
     before = {i: tf.identity(tensors[i].read_value()) for i in scaled}
@@ -175,18 +176,19 @@ def _apply_scaled(
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     """Calls `observe` of the weighting, the balancer and the schedule."""
-    weights, after = update.losses.loss_weights, None
-    if "losses_after" in spec.uses:
+    methods, weights, after = spec.methods, update.losses.loss_weights, None
+    sees_losses = methods.weighting is not None or "losses" in methods.uses
+    if "losses_after" in methods.uses:
         means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after(spec, update, applied)), weights.counts)
         after = tf.cast(where(update.participation.active, weights.of_heads * means, 0.0), tf.float32)
     applied = update.participation.methods_see(applied)
     seen = Observation(
         step=update.step,
         active=update.participation.trains_encoder,
-        losses=tf.cast(update.losses.weighted, tf.float32) if spec.weighting is not None or "losses" in spec.uses else None,
+        losses=tf.cast(update.losses.weighted, tf.float32) if sees_losses else None,
         norms=update.norms,
         gramian=update.combined.at_representation,
         losses_after=after,
     )
-    for method in spec.methods:
+    for method in methods.all:
         method.observe(seen, applied)

@@ -18,8 +18,8 @@ from multihead._update.network import loss_of_call, loss_of_weights, sum_of
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import Rows, call_encoder, cosines_of, times
 from multihead._update.spec import UpdateSpec
+from multihead._update.strategies import BackwardStrategy, CombinedFirst, PassPerHead
 from multihead._update.update import RollBack, Update
-from multihead._update.ways import CombinedFirst, PassPerHead
 
 
 def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[str, Tensor]:
@@ -31,12 +31,12 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
     network, (labels, measured) = spec.network, spec.labels(batch)
     representation = call_encoder(network.encoder, batch.inputs, training=False)
     measure(network.measured, representation, measured)
-    counts = count_labels(labels, spec.dtype)
+    counts = count_labels(labels, spec.network.dtype)
     active = (counts > 0) & (weights > 0)
     sums, added = list[tf.Tensor](), [loss_of_call(network.encoder)]
     for k, of_head in enumerate(labels):
         if of_head is None:
-            sums.append(tf.zeros([], spec.dtype))
+            sums.append(tf.zeros([], spec.network.dtype))
             continue
 
         def evaluated(k: int = k, labels: Labels = of_head) -> list[Tensor]:
@@ -51,12 +51,12 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
             loss_sum, of_module = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
         else:
             loss_sum, of_module = evaluated()
-        sums.append(tf.cast(loss_sum, spec.dtype))
+        sums.append(tf.cast(loss_sum, spec.network.dtype))
         if of_module is not None:
             added.append(where(active[k], of_module, 0.0))
     added.append(loss_of_weights(network, active))
-    examples = tf.cast(batch_size(batch.inputs), spec.dtype)
-    return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added, spec.dtype), "examples": examples}
+    examples = tf.cast(batch_size(batch.inputs), spec.network.dtype)
+    return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added, spec.network.dtype), "examples": examples}
 
 
 def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
@@ -65,7 +65,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
 
     def loss_sum(k: int, labels: Labels | None, representation: Nested) -> tf.Tensor:
         if labels is None:
-            return tf.zeros([], spec.dtype)
+            return tf.zeros([], spec.network.dtype)
         head = network.heads[k]
 
         def computed() -> list[tf.Tensor]:
@@ -74,7 +74,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
             return [head.loss_sum(given.targets, predictions, given.weights)]
 
         found = computed_if(runs(head, update.participation.active[k], labels), computed, [tf.constant([], tf.int32)])
-        return tf.cast(found[0], spec.dtype)
+        return tf.cast(found[0], spec.network.dtype)
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
         with in_inference_mode(network.frozen_layers):
@@ -126,9 +126,11 @@ def update_of_heads_apart(
     together = schedules.Together()
     together.bind([head.name for head in spec.network.heads])
     of_representation = at == "representation"
-    way = CombinedFirst(None, inner_products) if of_representation else PassPerHead(None, inner_products, at_parameters=True)
-    alone = replace(spec, schedule=together, num_micro_batches=1, way=way)
-    update = compute_update(alone, [batch], step, loss_scale)
+    backward: BackwardStrategy = PassPerHead(None, inner_products, at_parameters=True)
+    if of_representation:
+        backward = CombinedFirst(None, inner_products)
+    methods = replace(spec.methods, schedule=together, num_micro_batches=1, backward=backward)
+    update = compute_update(replace(spec, methods=methods), [batch], step, loss_scale)
     combined = update.combined
     return update, combined.leaves if of_representation else times(combined.rows, update.losses.factors)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -14,27 +12,11 @@ from multihead._ground import replicas
 from multihead._ground.calls import keras_mask, with_keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
-from multihead._ground.types import Function, Nested, Tensor, Variable
+from multihead._ground.types import Function, Nested, Tensor
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._labels import labelled_rows
 from multihead.heads._named import NamedHead
-
-
-class Predictions(NamedTuple):
-    """Properties of a head's predictions, known before any data."""
-
-    spec: tf.TensorSpec  # their spec
-    masked: bool  # whether they carry a Keras mask
-    leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
-    # The trainable variables of the encoder and the heads that the loss itself reads
-    read_by_loss: tuple[Variable, ...] = ()
-
-
-def read_different_tensors(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
-    """The positions of pairs of heads that read floating leaves of the representation, and none in common."""
-    read = [(k, each.leaves) for k, each in enumerate(predictions) if any(each.leaves)]
-    return [(i, j) for (i, a), (j, b) in itertools.combinations(read, 2) if not any(map(operator.and_, a, b))]
 
 
 class Labels(NamedTuple):
@@ -53,12 +35,7 @@ class Labels(NamedTuple):
 
 
 def read_labels(
-    network: Network,
-    predictions: Sequence[Predictions],
-    batch: Batch,
-    *,
-    check: bool = True,
-    fully_labelled: Collection[str] = (),
+    network: Network, batch: Batch, *, check: bool = True, fully_labelled: Collection[str] = ()
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
@@ -69,20 +46,20 @@ def read_labels(
         targets = head.like_scaled(batch.targets[head.name])
         return keras_mask(head.predict(representation, targets, training=False))
 
-    masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
+    masked = [head.name in batch.targets and network.predictions[head.name].masked for head in network.heads]
     masks = _in_inference(network, batch.inputs, masked, mask_of)
     labels: list[Labels | None] = []
-    for head, of_head, mask in zip(network.heads, predictions, masks):
+    for head, mask in zip(network.heads, masks):
         if head.name not in batch.targets:
             labels.append(None)
             continue
         sample_weight = batch.sample_weights.get(head.name)
-        known = {"check": check, "fully_labelled": head.name in fully_labelled}
-        clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, **known)
+        spec, options = network.predictions[head.name].spec, {"check": check, "fully_labelled": head.name in fully_labelled}
+        clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, spec, mask, **options)
         if head.scaling is None:
             labels.append(Labels(clean, weights))
         else:
-            labels.append(Labels(head.scaling.scale(clean, weights, of_head.spec, head.loss.over), weights, clean))
+            labels.append(Labels(head.scaling.scale(clean, weights, spec, head.loss.over), weights, clean))
     return labels
 
 

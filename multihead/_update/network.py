@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +49,16 @@ class ByOwner(NamedTuple):
         return ByOwner(list(values[: len(self.encoder)]), list(values[len(self.encoder) : end]), list(values[end:]))
 
 
+class Predictions(NamedTuple):
+    """Properties of a head's predictions, known before any data."""
+
+    spec: tf.TensorSpec  # their spec
+    masked: bool  # whether they carry a Keras mask
+    leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
+    # The trainable variables of the encoder and the heads that the loss itself reads
+    read_by_loss: tuple[Variable, ...] = ()
+
+
 @dataclass(frozen=True)
 class Network:
     """The encoder, the heads and their trainable variables."""
@@ -61,6 +73,7 @@ class Network:
     # or its loss reads
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]  # for each variable in `variables.weighting`, the heads that train it
+    predictions: Mapping[str, Predictions]  # of every head, by its name
     stateful: tuple[bool, ...]  # for each head, whether a forward pass in training mode may change variables of its module
     # The layers that may change variables of their own in such a pass, each with its module
     with_state: tuple[tuple[Layer, Layer], ...] = ()
@@ -75,12 +88,14 @@ class Network:
         cls,
         encoder: Layer,
         heads: Sequence[NamedHead],
+        predictions: Mapping[str, Predictions],
+        *,
         weighting: Layer = None,
-        read_by_losses: Sequence[Sequence[Variable]] = (),
-        measured: Sequence[NamedHead] = (),
         trainer: Layer = None,
     ) -> Network:
         """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
+        measured = tuple(head for head in heads if not head.is_trained and head.metric_specs)
+        heads = tuple(head for head in heads if head.is_trained)
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
         of_modules = [list(getattr(head.module, "trainable_variables", [])) for head in heads]
@@ -88,8 +103,9 @@ class Network:
         of_heads = [variable for key, variable in found.items() if key not in in_encoder]
         in_heads = {id(tensor_variable(variable)): i for i, variable in enumerate(of_heads)}
         own, shared = [], []
-        for head, variables, others in zip(heads, of_modules, read_by_losses or [()] * len(heads)):
-            keys = list(dict.fromkeys(id(tensor_variable(variable)) for variable in (*variables, *others)))
+        for head, variables in zip(heads, of_modules):
+            variables += predictions[head.name].read_by_loss
+            keys = list(dict.fromkeys(id(tensor_variable(variable)) for variable in variables))
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
             shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder and head.trains_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)
@@ -98,16 +114,32 @@ class Network:
         with_state = {id(layer): (layer, module) for module in modules for layer in all_layers(module) if own_state(layer)}
         return cls(
             encoder=encoder,
-            heads=tuple(heads),
+            heads=heads,
             variables=ByOwner(encoder=of_encoder, heads=of_heads, weighting=learned),
             own=tuple(own),
             shared=tuple(shared),
             learned_by=owners,
+            predictions=predictions,
             stateful=tuple(bool(state_variables(head.module)) for head in heads),
             with_state=tuple(with_state.values()),
-            measured=tuple(measured),
+            measured=measured,
             trainer=trainer,
         )
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The precision of loss sums and counts."""
+        return precision_of([spec.dtype for spec in self.specs])
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """The specs of the heads' predictions."""
+        return [self.predictions[head.name].spec for head in self.heads]
+
+    @property
+    def reads(self) -> list[tuple[bool, ...]]:
+        """For each head, which floating-point leaves of the representation its predictions depend on."""
+        return [self.predictions[head.name].leaves for head in self.heads]
 
     @property
     def modules(self) -> list[Layer]:
@@ -199,6 +231,12 @@ class Network:
         """The variables that a forward pass in training mode may change, such as moving averages."""
         found = [variable for module in self.modules for variable in state_variables(module)]
         return list({id(variable): variable for variable in found}.values())
+
+
+def read_different_tensors(network: Network) -> list[tuple[int, int]]:
+    """The positions of pairs of heads that read floating leaves of the representation, and none in common."""
+    read = [(k, leaves) for k, leaves in enumerate(network.reads) if any(leaves)]
+    return [(i, j) for (i, a), (j, b) in itertools.combinations(read, 2) if not any(map(operator.and_, a, b))]
 
 
 def sum_of(losses: Sequence[tf.Tensor | None], dtype: tf.DType | None = None) -> tf.Tensor | None:

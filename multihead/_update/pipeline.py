@@ -31,20 +31,20 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 1. Labels: which elements count, over all batches and replicas.
     read = spec.labels if len(batches) == 1 or tf.executing_eagerly() else graph_function(spec.labels)
     labels = [read(batch) for batch in batches]
-    local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels], spec.dtype)
+    local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels], spec.network.dtype)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
-    head_weights = tf.cast(head_weights_at(network.heads, step), spec.dtype)
+    head_weights = tf.cast(head_weights_at(network.heads, step), spec.network.dtype)
     participation = _participation(spec, batches, head_weights, counts, step)
     known = {"participation": participation, "counts": counts, "examples": examples, "scale": scale, "step": step}
-    weights = LossWeights.of(spec.weighting, head_weights, **known)
+    weights = LossWeights.of(spec.methods.weighting, head_weights, **known)
 
     # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
     # gradients are combined, once; each head keeps its own variables' gradients.
     parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
-    micro_batches = MicroBatches(parts, spec.num_micro_batches)
+    micro_batches = MicroBatches(parts, spec.methods.num_micro_batches)
     with _exchanges_explained(spec):
-        sums, losses, combined = spec.way.gradients(network, micro_batches, weights)
+        sums, losses, combined = spec.methods.backward.gradients(network, micro_batches, weights)
     own = sums.of_heads(network, losses.factors)
 
     # 4. Regularizers of weights, which have no micro-batches and no replicas.
@@ -68,13 +68,13 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         # A head whose weight is 0 at this step may have been computed all the same.
         loss_sums=where(participation.active, sums.losses, 0.0),
         counts=where(participation.active, local_counts, 0.0),
-        added_loss=sum_of([sums.added_loss, loss_of_weights], spec.dtype),
+        added_loss=sum_of([sums.added_loss, loss_of_weights], spec.network.dtype),
         combined=combined,
         norms=seen,
         losses=losses,
         micro_batches=micro_batches,
         data=(_floats([batch.inputs for batch in parts]), _floats([batch.labels for batch in parts])),
-        rates=spec.rates,
+        rates=spec.running.rates,
         roll_back=roll_back,
     )
 
@@ -83,17 +83,17 @@ def _participation(
     spec: UpdateSpec, batches: Sequence[Batch], head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
 ) -> Participation:
     """Who takes part: the heads with labels and a weight above 0 that are not idle, and whose turn it is."""
-    able = tf.minimum(head_weights * tf.cast(spec.enabled, spec.dtype), counts) > 0
-    active = able if spec.schedule.always_all else spec.schedule.among(able, step)
-    idle, always, conditional = spec.plan.idle, list[bool](), list[bool]()
+    able = tf.minimum(head_weights * tf.cast(spec.running.enabled, spec.network.dtype), counts) > 0
+    active = able if spec.methods.schedule.always_all else spec.methods.schedule.among(able, step)
+    idle, always, conditional = spec.running.plan.idle, list[bool](), list[bool]()
     for head, has_state in zip(spec.network.heads, spec.network.stateful):
         has_weights = any(head.name in batch.sample_weights for batch in batches)
         labels = [batch.targets[head.name].shape[1:].num_elements() for batch in batches if head.name in batch.targets]
         is_labelled = head.is_fully_labelled and not has_weights and len(labels) == len(batches) and all(labels)
-        has_turn = idle is Idle.NEVER and spec.schedule.always_all and not head.has_weight_function
+        has_turn = idle is Idle.NEVER and spec.methods.schedule.always_all and not head.has_weight_function
         always.append(is_labelled and has_turn and not head.loss.has_count)
         # What is computed of an idle head costs time, and changes the state of its layers; some losses cannot be computed.
-        should_not = idle is Idle.EXPECTED or not spec.schedule.always_all or has_weights or has_state
+        should_not = idle is Idle.EXPECTED or not spec.methods.schedule.always_all or has_weights or has_state
         conditional.append(head.loss.has_count or head.takes_labelled_rows or (should_not and not always[-1]))
     return Participation.of(spec.groups, active, always=always, conditional=conditional)
 
@@ -111,8 +111,9 @@ def _exchanges_explained(spec: UpdateSpec) -> Iterator[None]:
         raise ValueError(
             "`strategy` must not have several replicas if a layer exchanges values between them in micro-batches, or in a "
             f"head that may be idle, which is computed under a condition. Received: {replicas.num_replicas()} replicas, "
-            f"{spec.num_micro_batches} micro-batches, and the synchronized layers {names}. Use `synchronized=False`, or "
-            "`micro_batches=1` and arrays in which no label is missing, without sample weights, schedules and own callbacks."
+            f"{spec.methods.num_micro_batches} micro-batches, and the synchronized layers {names}. Use "
+            "`synchronized=False`, or `micro_batches=1` and arrays in which no label is missing, without sample weights, "
+            "schedules and own callbacks."
         ) from error
 
 

@@ -101,7 +101,7 @@ def fit_scalings(
         return
     batches = None
     if spec is not None:
-        masked = any(each.masked for each, head in zip(spec.predictions, spec.network.heads) if head in heads)
+        masked = any(spec.network.predictions[head.name].masked for head in spec.network.heads if head in heads)
         if data.is_arrays and not masked:  # no mask of the predictions says which labels count, so that no inputs are needed
             batches = data._replace(x=np.zeros([num_examples(data.x)], "float32")).whole(_ROWS_AT_ONCE, steps)
         else:
@@ -125,14 +125,14 @@ def moments_of(
     spec: UpdateSpec, heads: Sequence[NamedHead], batches: Iterable[Batch], *, eagerly: bool
 ) -> Mapping[str, Moments]:
     """Statistics of the labels of some heads, by name, each label counted once; without heads, batches are only drawn."""
-    predictions = [spec.predictions[spec.network.heads.index(head)] for head in heads]
     network = replace(spec.network, heads=tuple(heads))
 
     def compute(batch: Batch) -> dict[str, Moments]:
-        present, labels = dict[str, Moments](), read_labels(network, predictions, batch, check=spec.check_labels)
-        for head, of_head, each in zip(heads, predictions, labels):
-            if each is not None and head.scaling is not None:
-                changed, counts = head.scaling.changed(each.in_units, each.weights, of_head.spec, head.loss.over)
+        present, labels = dict[str, Moments](), read_labels(network, batch, check=spec.running.check_labels)
+        for head, of_head in zip(heads, labels):
+            if of_head is not None and head.scaling is not None:
+                predicted = network.predictions[head.name].spec
+                changed, counts = head.scaling.changed(of_head.in_units, of_head.weights, predicted, head.loss.over)
                 shape = [-1, *head.scaling.mean.shape]
                 values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
                 number = tf.reduce_sum(counts, axis=0)

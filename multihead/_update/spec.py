@@ -11,13 +11,12 @@ import tensorflow as tf
 from multihead._data.batch import Batch
 from multihead._ground.keras import tensor_variable
 from multihead._ground.layers import state_variables
-from multihead._ground.tensors import precision_of
 from multihead._method import Method
 from multihead._update.faults import Faults
-from multihead._update.labels import Labels, Predictions, read_labels, with_counts
+from multihead._update.labels import Labels, read_labels, with_counts
 from multihead._update.network import Network
 from multihead._update.participation import Group
-from multihead._update.ways import Way
+from multihead._update.strategies import BackwardStrategy
 from multihead.balancing import Balancer
 from multihead.clipping import Clipping
 from multihead.heads._named import weigh_classes
@@ -48,42 +47,37 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class UpdateSpec:
-    """How updates are computed and applied."""
+class Methods:
+    """How the heads' losses and gradients become one update."""
 
-    network: Network  # the encoder and the heads
-    predictions: Sequence[Predictions]  # the rank and mask of each head's predictions
     weighting: Weighting | None  # None for the weighted sum
     balancer: Balancer | None  # None for the plain sum
-    schedule: Schedule  # the schedule, which decides which heads train at a step
-    way: Way  # the way of the heads' gradients through the encoder, which combines them
+    schedule: Schedule  # decides which heads train at a step
+    backward: BackwardStrategy  # carries the heads' gradients through the encoder, and combines them
     num_micro_batches: int  # micro-batches per batch
     clip: Clipping | None  # limits the gradients
+
+    @property
+    def all(self) -> list[Method]:
+        """The weighting, the balancer and the schedule, without None."""
+        return [method for method in (self.weighting, self.balancer, self.schedule) if method is not None]
+
+    @property
+    def uses(self) -> set[str]:
+        """What the methods need; see `multihead._method.Method`."""
+        return {name for method in self.all for name in method.uses}
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a running trainer has beside its network: variables of training, and what holds for the steps of now."""
+
     slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots of each of the network's variables
     enabled: tf.Variable  # `[num_heads]`: 0 for each head that `set_idle` has made idle, 1 for the others
     faults: Faults
     check_labels: bool  # whether values of labels and sample weights are checked in each batch
     periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
-    # The positions of pairs of heads whose gradients can be compared where they are combined
-    pairs: tuple[tuple[int, int], ...]
-    of_measured: tuple[Predictions, ...] = ()  # the same of each head that is only measured
     plan: Plan = Plan()  # what the step relies on
-
-    def under(self, plan: Plan, period: int) -> UpdateSpec:
-        """The specification of updates under a plan, in a period, whose frozen variables get no gradients."""
-        heads = weigh_classes(self.network.heads, {name: dict(weights) for name, weights in plan.class_weight})
-        for head in heads:
-            head.is_fully_labelled = head.name in plan.fully_labelled and head.label_spec.class_weight is None
-        network = replace(self.network, frozen=self.periods[period].frozen, heads=tuple(heads))
-        checks = self.check_labels and not plan.labels_are_checked
-        return replace(self, network=network, check_labels=checks, plan=replace(plan, period=period))
-
-    def labels(self, batch: Batch) -> tuple[list[Labels | None], list[Labels | None]]:
-        """The labels in a batch of the heads that are trained, and of those that are only measured."""
-        network, checks = self.network, self.check_labels
-        trained = read_labels(network, self.predictions, batch, check=checks, fully_labelled=self.plan.fully_labelled)
-        measured = read_labels(replace(network, heads=network.measured), self.of_measured, batch, check=checks)
-        return with_counts(network, batch.inputs, trained), measured
 
     @property
     def rates(self) -> Rates:
@@ -94,15 +88,36 @@ class UpdateSpec:
         """The number of the period that a step belongs to."""
         return max(i for i, rates in enumerate(self.periods) if rates.start <= step)
 
-    @property
-    def dtype(self) -> tf.DType:
-        """The precision of loss sums and counts."""
-        return precision_of([each.spec.dtype for each in self.predictions])
+
+@dataclass(frozen=True)
+class UpdateSpec:
+    """How updates are computed and applied."""
+
+    network: Network
+    methods: Methods
+    running: Running
+
+    def under(self, plan: Plan, period: int) -> UpdateSpec:
+        """The specification of updates under a plan, in a period, whose frozen variables get no gradients."""
+        heads = weigh_classes(self.network.heads, {name: dict(weights) for name, weights in plan.class_weight})
+        for head in heads:
+            head.is_fully_labelled = head.name in plan.fully_labelled and head.label_spec.class_weight is None
+        network = replace(self.network, frozen=self.running.periods[period].frozen, heads=tuple(heads))
+        checks = self.running.check_labels and not plan.labels_are_checked
+        running = replace(self.running, check_labels=checks, plan=replace(plan, period=period))
+        return replace(self, network=network, running=running)
+
+    def labels(self, batch: Batch) -> tuple[list[Labels | None], list[Labels | None]]:
+        """The labels in a batch of the heads that are trained, and of those that are only measured."""
+        network, checks = self.network, self.running.check_labels
+        trained = read_labels(network, batch, check=checks, fully_labelled=self.running.plan.fully_labelled)
+        measured = read_labels(replace(network, heads=network.measured), batch, check=checks)
+        return with_counts(network, batch.inputs, trained), measured
 
     @property
     def groups(self) -> list[Group]:
         """The groups of variables; the first is the encoder's, even if it has none. A probe trains none of a weighting."""
-        network = self.network
+        network, slots = self.network, self.running.slots
         encoder = tuple(k for k, head in enumerate(network.heads) if head.trains_encoder)
         start, end = len(network.variables.encoder), len(network.variables.of_losses)
         positions: dict[tuple[int, ...], list[int]] = {}  # of variables, by the heads that train them
@@ -113,20 +128,10 @@ class UpdateSpec:
             positions.setdefault(tuple(k for k in learners if k in encoder), []).append(end + i)
 
         def group(heads: tuple[int, ...], positions: Sequence[int], state: Sequence[tf.Variable] = ()) -> Group:
-            members = [each for i in positions for each in (tensor_variable(network.variables.all[i]), *self.slots[i])]
+            members = [each for i in positions for each in (tensor_variable(network.variables.all[i]), *slots[i])]
             return Group(heads, tuple(positions), tuple(members), tuple(state))
 
-        return [group(encoder, range(start), self.state_of_encoder), *(group(*item) for item in positions.items())]
-
-    @property
-    def methods(self) -> list[Method]:
-        """The weighting, the balancer and the schedule, without None."""
-        return [each for each in (self.weighting, self.balancer, self.schedule) if each is not None]
-
-    @property
-    def uses(self) -> set[str]:
-        """What the methods need; see `multihead._method.Method`."""
-        return {name for method in self.methods for name in method.uses}
+        return [group(encoder, range(start), self._state_of_encoder), *(group(*item) for item in positions.items())]
 
     @property
     def state(self) -> list[tf.Variable]:
@@ -134,11 +139,11 @@ class UpdateSpec:
         heads = (*self.network.heads, *self.network.measured)
         metrics = [metric for head in heads for metric in head.metrics or []]
         of_metrics = [tensor_variable(variable) for metric in metrics for variable in metric.variables]
-        found = [*self.state_of_encoder, *of_metrics, *self.network.state]
-        return list({id(variable): variable for variable in found}.values())
+        variables = [*self._state_of_encoder, *of_metrics, *self.network.state]
+        return list({id(variable): variable for variable in variables}.values())
 
     @property
-    def state_of_encoder(self) -> list[tf.Variable]:
+    def _state_of_encoder(self) -> list[tf.Variable]:
         """Those of them that change only in an update that trains the encoder: its own, and the methods'."""
-        of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
+        of_methods = [variable for method in self.methods.all for variable in method.non_trainable_variables]
         return [*map(tensor_variable, of_methods), *state_variables(self.network.encoder)]

@@ -24,8 +24,8 @@ from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import Network
 from multihead._update.passes import EncoderPass, HeadsPass, Shared, shapes_of, with_shared
 from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, times, total
+from multihead._update.strategies import BackwardStrategy, CombinedFirst, Found, PassPerHead, coefficients_of, reduced
 from multihead._update.update import Combined, RollBack
-from multihead._update.ways import CombinedFirst, Found, PassPerHead, Way, coefficients_of, reduced
 from multihead._update.weights import Losses, LossWeights
 
 
@@ -81,7 +81,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TwoPasses(Way):
+class TwoPasses(BackwardStrategy):
     """Runs each micro-batch through the encoder forward, and then, with the combined gradient, forward and backward."""
 
     repeatable: Repeatable = Repeatable((), ())

@@ -9,7 +9,7 @@ import numpy as np
 
 from multihead._display.drawing import plain
 from multihead._ground.validation import quoted
-from multihead._update.labels import read_different_tensors
+from multihead._update.network import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import FEW_IN_COMMON, Diagnosis, Finding
 from multihead.diagnosis._suggestion import FLOOR, comparable, in_raw_units, level_of, scaled, starved
@@ -183,8 +183,8 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     norms = found.norms[level]
     leader = int(usable[np.argmax(norms[usable])])
     low, high = (plain(norms[leader] / extreme(norms[k] for k in small)) for extreme in (max, min))
-    if spec.weighting is not None or spec.balancer is not None:
-        configured = type(spec.weighting or spec.balancer).__name__
+    if spec.methods.weighting is not None or spec.methods.balancer is not None:
+        configured = type(spec.methods.weighting or spec.methods.balancer).__name__
         advice = f"{configured} is configured already; watch whether it brings these heads together."
     else:
         # The law in the docstring of `NormFloor`: of orthogonal gradients, a head's speed is its part of the combined norm.
@@ -285,7 +285,7 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def _clipping_and_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Clipping that takes most of the gradient away; heads that share few labelled rows, or no tensor that they read."""
-    if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
+    if spec.methods.clip is not None and found.clipped < _MUCH_CLIPPED:
         sentence = (
             f"On average, clipping reduces the gradient norm of {plain(found.update_norm)} to {found.clipped:.2g} of its "
             "size, which leaves little of small gradients. Bring the heads to similar norms first, or raise the limit."
@@ -305,7 +305,7 @@ def _clipping_and_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Findin
             f"{disjoint if any(found.overlaps[pair] == 0 for pair in few) else ''}"
         )
         yield Finding(sentence, "few common rows", [found.heads[k] for k in concerned])
-    heads, apart = found.heads, read_different_tensors(spec.predictions)
+    heads, apart = found.heads, read_different_tensors(spec.network)
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
         sentence = (

@@ -52,19 +52,19 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
             zero = tf.zeros(tensor_variable(variable).shape)
             dense = [zero if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32) for each in of_heads]
             rows.append(tf.stack([tf.reshape(each, [-1]) for each in dense]))
-        labels = read_labels(network, spec.predictions, batch, check=False)
+        labels = read_labels(network, batch, check=False)
         measured = {
             "losses": update.loss_sums,
             "counts": update.counts,
             "weights": update.losses.weights,
-            "labelled": tf.stack([_labelled(each, spec.predictions[k].spec) for k, each in enumerate(labels)]),
+            "labelled": tf.stack([_labelled(*of_head) for of_head in zip(labels, network.specs)]),
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
             "layers": _by_layer(rows, layers, len(heads)),
             "ranges": _ranges(network, batch, labels, operations),
             "rows": tf.stack([_labelled_rows(each, batch_size(batch.inputs)) for each in labels]),
             "before": norm_of_present(gradients),
-            "after": norm_of_present(gradients if spec.clip is None else spec.clip(gradients)),
+            "after": norm_of_present(gradients if spec.methods.clip is None else spec.methods.clip(gradients)),
         }
         return measured, rows, labels
 
@@ -147,10 +147,10 @@ def _measurements(
     predicted = np.stack([low[:, 0], high[:, 1], low[:, 2], high[:, 3]], axis=1)
     zeros = np.nan_to_num(raw["ranges"][:, :, 4]).mean(axis=0)
     constants, judged = [], []
-    for k, (head, of_head) in enumerate(zip(spec.network.heads, labels)):
-        rows = label_rows(head, spec.predictions[k].spec, of_head)
-        constants.append(constant_loss(head, spec.predictions[k].spec, rows, predicted[k]))
-        judged.append(judge(head, spec.predictions[k].spec, rows, predicted[k], zeros[k], operations.get(head.name)))
+    for k, (head, output, of_head) in enumerate(zip(spec.network.heads, spec.network.specs, labels)):
+        rows = label_rows(head, output, of_head)
+        constants.append(constant_loss(head, output, rows, predicted[k]))
+        judged.append(judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name)))
     constant_losses = np.array(constants)
     with np.errstate(all="ignore"):
         losses = raw["losses"].sum(axis=0) / counts.sum(axis=0)
@@ -175,7 +175,7 @@ def _measurements(
         label_means=np.array([each.mean for each in judged]),
         label_deviations=np.array([each.deviation for each in judged]),
         labels=tuple(judged),
-        reads=tuple(tuple(each.leaves) for each in spec.predictions),
+        reads=tuple(tuple(leaves) for leaves in spec.network.reads),
         norms={level: root_mean_squares(products, trained) for level, products in gramians.items()},
         spreads={level: cosines_of(products) for level, products in gramians.items()},
         mean_cosines=mean_cosines,

@@ -23,7 +23,7 @@ def suggest(found: Diagnosis, spec: UpdateSpec) -> Config:
     scalings = scaled(found, spec)
     if scalings:
         suggestion["target_scaling"] = {found.heads[k]: how for k, how in scalings.items()}
-    if starved(found) and spec.weighting is None and spec.balancer is None:
+    if starved(found) and spec.methods.weighting is None and spec.methods.balancer is None:
         suggestion["balancer"] = "NormFloor"
         if level_of(found) == "parameters":
             suggestion["balance_at"] = "parameters"

@@ -23,6 +23,8 @@ finite shows as such. `skipped_updates` is logged even if it is 0: Keras's `CSVL
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -77,6 +79,15 @@ class Statistic(NamedTuple):
         return tf.gather_nd(found, tf.constant(pairs)), tf.stack([active[i] & active[j] for i, j in pairs])
 
 
+def comparable_pairs(spec: UpdateSpec) -> list[tuple[int, int]]:
+    """The positions of pairs of heads whose gradients can be compared where they are combined."""
+    pairs = itertools.combinations([k for k, head in enumerate(spec.network.heads) if head.trains_encoder], 2)
+    if spec.methods.backward.at_parameters:
+        return list(pairs)
+    reads = spec.network.reads  # what reads no common tensor has no cosine at the representation
+    return [(i, j) for i, j in pairs if any(map(operator.and_, reads[i], reads[j]))]
+
+
 def names_of(name: str, per: str, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
     """The names of the values of a statistic: one, one per head, or one per pair of the positions of heads."""
     if per == "update":
@@ -98,11 +109,15 @@ def _cosines(update: Update, columns: int | slice) -> tf.Tensor | None:
 
 def _has_regularizer(spec: UpdateSpec) -> bool:
     everyone = tf.ones([len(spec.network.heads)], tf.bool)
-    return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
+    return spec.methods.weighting is not None and spec.methods.weighting.regularizer(everyone) is not None
+
+
+def _has_changing_weights(spec: UpdateSpec) -> bool:
+    return spec.methods.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
 
 
 def _has_changing_rates(spec: UpdateSpec) -> bool:
-    return len(spec.periods) > 1 or any(callable(factor) for factor in spec.periods[0].steps)
+    return len(spec.running.periods) > 1 or any(callable(factor) for factor in spec.running.periods[0].steps)
 
 
 def _losses(update: Update) -> tf.Tensor:
@@ -135,20 +150,20 @@ STATISTICS = (
         lambda update: norm_of_present(update.clipped.of_losses),
         "full",
         "update",
-        lambda spec: spec.clip is not None,
+        lambda spec: spec.methods.clip is not None,
     ),
     Statistic(
         "clipped_updates",
         lambda u: tf.cast(norm_of_present(u.clipped.of_losses) < norm_of_present(u.gradients.of_losses), tf.float32),
         "full",
         "update",
-        lambda spec: spec.clip is not None,
+        lambda spec: spec.methods.clip is not None,
     ),
     Statistic(
         "weight",
         lambda update: update.losses.weights,
         None,
-        needs=lambda spec: spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads),
+        needs=_has_changing_weights,
     ),
     Statistic("norm", lambda update: update.norms, "norms", averaged=True),
     Statistic("share", _shares, "norms", averaged=True),
@@ -156,7 +171,7 @@ STATISTICS = (
         "coefficient",
         lambda update: update.combined.coefficients,
         "norms",
-        needs=lambda spec: spec.balancer is not None,
+        needs=lambda spec: spec.methods.balancer is not None,
         averaged=True,
     ),
     Statistic("update_cosine", lambda update: _cosines(update, -1), "full", averaged=True),

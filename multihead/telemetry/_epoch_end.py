@@ -63,7 +63,7 @@ class EpochEnd(keras.callbacks.Callback):
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
                 "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
             )
-        text = _report(self.model.update_spec.faults)
+        text = _report(self.model.update_spec.running.faults)
         if self.model.weighting is not None:
             self.model.weighting.end_epoch()
         if text is not None:

@@ -17,7 +17,7 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads._metrics import TOTALS
 from multihead.heads._named import NamedHead, or_nan
-from multihead.telemetry import LEVELS, LOSSES, STATISTICS, names_of
+from multihead.telemetry import LEVELS, LOSSES, STATISTICS, comparable_pairs, names_of
 
 Key = str | tuple[str, str]
 """What tells a value from the others: its name in the logs, or a kind and a name."""
@@ -59,7 +59,7 @@ class Sums(keras.metrics.Metric):
         """Resets all sums to zero, and the counts of batches and of updates that are not finite."""
         self.sums.assign(tf.zeros(self.sums.shape, self.sums.dtype))
         self._logs.value.batches.assign(0)
-        self._logs.value.spec.faults.reset_epoch()
+        self._logs.value.spec.running.faults.reset_epoch()
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
@@ -85,10 +85,10 @@ class LogMetrics:
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
         self.heads, self.measured = spec.network.heads, spec.network.measured
         self.spec = spec
-        heads = [head.name for head in self.heads]
+        heads, self._pairs = [head.name for head in self.heads], comparable_pairs(spec)
         shown = [each for each in (*LOSSES, *STATISTICS) if each.level in LEVELS[: LEVELS.index(level) + 1]]
         shown = [each for each in shown if each.needs is None or each.needs(spec)]
-        self._shown = [(each, names_of(each.name, each.per, heads, spec.pairs)) for each in shown]
+        self._shown = [(each, names_of(each.name, each.per, heads, self._pairs)) for each in shown]
         names = [name for _, names in self._shown for name in names]
         self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
         self._averaged_at = [names.index(name) for name in self.averaged]
@@ -96,11 +96,11 @@ class LogMetrics:
         self._num_statistics = len(names)
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self._keys: list[Key] = [*losses, *names, ADDED_LOSS, "total", *weighted]
-        shape, dtype = (latest, len(self.columns)), spec.dtype.name
+        shape, dtype = (latest, len(self.columns)), spec.network.dtype.name
         self.sums = Sums(self, len(self._keys), len(self.averaged), shape, dtype)
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
         # Of the heads, in the total loss of an evaluation.
-        self.weights = first_replica_variable(tf.ones([len(heads)], spec.dtype))
+        self.weights = first_replica_variable(tf.ones([len(heads)], spec.network.dtype))
         self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
         self._adds_losses |= bool(spec.network.losses_of_trainer)
         self._names_in_logs: list[str] | None = None
@@ -151,7 +151,7 @@ class LogMetrics:
         is_counted = applied & tf.math.is_finite(update.loss_sums)
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
         total, weighted = None, losses * update.losses.loss_weights.of_heads
-        if self.spec.weighting is not None:  # its total need not be a sum over heads
+        if self.spec.methods.weighting is not None:  # its total need not be a sum over heads
             total, weighted = update.losses.total, tf.zeros_like(losses)
         self._show_added(update.added_loss)
         of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
@@ -182,7 +182,7 @@ class LogMetrics:
         `examples`, the losses that layers add and the total of a weighting.
         """
         sums, weighted, counts = losses
-        dtype = self.spec.dtype
+        dtype = self.spec.network.dtype
         values = [sums, *statistics[0], tf.convert_to_tensor(of_examples, dtype), weighted]
         numbers = [counts, *statistics[1], tf.fill([2], examples), counts]
         tensor_variable(self.sums.sums).assign_add(tf.concat([tf.cast(each, dtype) for each in (*values, *numbers)], axis=0))
@@ -201,7 +201,7 @@ class LogMetrics:
         """Records the statistics of an update; this replica's part of them, and of how many updates each is."""
         if not self._shown:
             return [], []
-        found = [each.part(update, self.spec.pairs) for each, _ in self._shown]
+        found = [each.part(update, self._pairs) for each, _ in self._shown]
         values, is_known = (tf.concat(parts, axis=0) for parts in zip(*found))
         counted = applied & is_known & tf.math.is_finite(values)
         numbers, known = replicas.part_of(tf.cast(counted, tf.float32)), where(counted, values, 0.0)
@@ -248,7 +248,7 @@ class LogMetrics:
         Before the end, the loss of updates without any label is 0, not NaN, at which `TerminateOnNaN` would stop.
         """
         total, exist, means, known, sums = self.read()
-        skipped, _, faults = tf.unstack(self.spec.faults.numbers_of_epoch.read_value())
+        skipped, _, faults = tf.unstack(self.spec.running.faults.numbers_of_epoch.read_value())
         is_known = exist[ADDED_LOSS] if at_end else exist[ADDED_LOSS] | tf.equal(faults, 0)
         loss = where(is_known, total, float("nan"))
         logs: dict[str, Tensor] = {"loss": loss, **({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {})}
@@ -257,7 +257,8 @@ class LogMetrics:
         for head in self.measured:
             logs.update(_results(head))
         # What counted in no update is 0, or NaN if updates need not measure it.
-        means_of_updates = known if self.spec.way.may_reuse and self.spec.way.at_parameters else means
+        backward = self.spec.methods.backward
+        means_of_updates = known if backward.may_reuse and backward.at_parameters else means
         for statistic, names in self._shown:
             if statistic not in LOSSES:
                 logs.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})

@@ -133,7 +133,7 @@ UNTOLD = {
     "a variable is assigned": lambda trainer, path: trainer.head_weights.by_head["size"].assign(0.0),
     "weights are loaded": lambda trainer, path: trainer.load_weights(path),
     "weights are set": lambda trainer, path: trainer.head_weights.set_weights([np.array(1.0), np.array(0.0)]),
-    "heads are idle by their variable": lambda trainer, path: trainer.update_spec.enabled.assign([1.0, 0.0]),
+    "heads are idle by their variable": lambda trainer, path: trainer.update_spec.running.enabled.assign([1.0, 0.0]),
 }
 
 

@@ -94,7 +94,7 @@ def repeatable(*layers):
     made = keras.Sequential([keras.layers.Dense(5, activation="tanh"), *layers])
     made(X)
     run_in_graphs(made)
-    return Repeatable.of(Network.of(made, []), tf.TensorSpec([None, 4]))
+    return Repeatable.of(Network.of(made, [], {}), tf.TensorSpec([None, 4]))
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -117,7 +117,7 @@ def trained(make, *, repeats=True, **options):
         trainer.compile(keras.optimizers.SGD(0.02), **{"balancer": "UPGrad", "micro_batches": 3, **options})
         y = {name: (X[:, :1] * k).astype("float32") for k, name in enumerate(trainer.heads, start=1)}
         trainer.compute_gradients([(X, y)])
-        assert isinstance(trainer.update_spec.way, TwoPasses) == repeats
+        assert isinstance(trainer.update_spec.methods.backward, TwoPasses) == repeats
     history = trainer.fit(X, y, batch_size=4, shuffle=False, verbose=0).history
     return tiny.values(trainer.variables), history
 

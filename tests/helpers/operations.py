@@ -15,7 +15,7 @@ STAGES = {
     "labels": ("_update/labels", "heads/_label", "losses/_known", "_data/batch", "_ground/validation"),
     "passes": ("_update/passes", "_update/network", "_ground/keras", "_ground/calls", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline", "_update/participation"),
-    "combine": ("_update/ways", "_update/representation", "balancing/", "_ground/tensors"),
+    "combine": ("_update/strategies", "_update/representation", "balancing/", "_ground/tensors"),
     "optimizer": ("_ground/optimizers",),
     "apply": ("_update/apply", "_update/update", "_ground/replicas"),
     "faults": ("_update/faults",),

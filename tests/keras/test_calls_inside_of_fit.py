@@ -151,7 +151,7 @@ def tiny_tensor(variable):
 def slots_of(trainer):
     """Pairs of the TensorFlow variable and its slots."""
     spec = trainer.update_spec
-    return [(tiny_tensor(each), slots) for each, slots in zip(spec.network.variables.all, spec.slots)]
+    return [(tiny_tensor(each), slots) for each, slots in zip(spec.network.variables.all, spec.running.slots)]
 
 
 def test_each_compile_of_a_model_made_a_trainer_has_an_optimizer_of_its_own():

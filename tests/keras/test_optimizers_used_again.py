@@ -47,7 +47,7 @@ def fit(trainer, **options):
 
 def state(trainer):
     """The slots of the variables that are trained, in their order, and the counts."""
-    slots = [slot for of_variable in trainer.update_spec.slots for slot in of_variable]
+    slots = [slot for of_variable in trainer.update_spec.running.slots for slot in of_variable]
     return [*tiny.values([*slots, trainer.optimizer.iterations]), trainer.num_updates]
 
 

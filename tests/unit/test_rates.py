@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
-from multihead._update.network import Network
+from multihead._update.network import Network, Predictions
 from multihead.heads._named import new_head
 from multihead.rates import periods_of
 
@@ -92,6 +92,11 @@ def test_the_depth_of_a_module_without_layers_is_not_guessed():
         LayerwiseDecay(0.5).factors(module, module.trainable_variables)
 
 
+def network_of(encoder, heads):
+    """A network whose losses read no variables."""
+    return Network.of(encoder, heads, {head.name: Predictions(tf.TensorSpec([None, 2]), False, (True,)) for head in heads})
+
+
 def test_shared_variables_follow_the_encoder_or_the_largest_factor_of_their_heads():
     encoder, shared, alone = (built(keras.layers.Dense(2, use_bias=False)) for _ in range(3))
     both, tied = keras.Sequential([shared, alone]), keras.Sequential([encoder, shared])
@@ -101,17 +106,17 @@ def test_shared_variables_follow_the_encoder_or_the_largest_factor_of_their_head
         new_head("both", both, "mse", learning_rate_multiplier=0.2),
         new_head("tied", tied, "mse", learning_rate_multiplier=0),
     ]
-    (rates,) = periods_of(Network.of(encoder, heads), 0.5, 1.0)
+    (rates,) = periods_of(network_of(encoder, heads), 0.5, 1.0)
     assert rates.steps == (0.5, 0.2, 0.2) and rates.frozen == frozenset()
     assert rates.at(tf.constant(0)).numpy().tolist() == pytest.approx([0.5, 0.2, 0.2])
     heads[0].learning_rate_multiplier = lambda step: 0.1 * tf.cast(step, tf.float32)
-    (rates,) = periods_of(Network.of(encoder, heads), 0.5, 1.0)
+    (rates,) = periods_of(network_of(encoder, heads), 0.5, 1.0)
     assert rates.at(tf.constant(3)).numpy().tolist() == pytest.approx([0.5, 0.3, 0.3])
 
 
 def test_something_is_trained_in_every_stage():
     encoder, module = (built(keras.layers.Dense(2)) for _ in range(2))
-    network = Network.of(encoder, [new_head("a", module, "mse", learning_rate_multiplier=Stages({0: 1, 7: 0}))])
+    network = network_of(encoder, [new_head("a", module, "mse", learning_rate_multiplier=Stages({0: 1, 7: 0}))])
     with pytest.raises(ValueError, match="must leave something to train.* Received: everything is frozen from step 7 on"):
         periods_of(network, 0, 1.0)
 

@@ -33,7 +33,7 @@ Found = tuple[Sums, Losses, Combined]
 
 
 @dataclass(frozen=True)
-class Way(ABC):
+class BackwardStrategy(ABC):
     """One way through the encoder: gathers gradients over micro-batches, and combines the heads' into one."""
 
     balancer: Balancer | None = None  # None for the plain sum
@@ -70,7 +70,7 @@ class Way(ABC):
         return sums, encoder, [encoder] * num_heads if has_rows else [], products
 
 
-class CombinedFirst(Way):
+class CombinedFirst(BackwardStrategy):
     """Combines the heads' gradients at the representation, before one backward pass of each micro-batch.
 
     Those of several micro-batches are added: their coefficients are known before the update.
@@ -111,7 +111,7 @@ class CombinedFirst(Way):
         return sums, losses, Combined(encoder, coefficients, products, products)
 
 
-class PassPerHead(Way):
+class PassPerHead(BackwardStrategy):
     """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches."""
 
     passes = "forward once and backward once for each head"
