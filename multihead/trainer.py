@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from multihead import balancing, schedules
 from multihead import weighting as weightings
-from multihead._data.arguments import FitCall, gives_batches, read
-from multihead._data.arrays import as_arrays
+from multihead._data.call import FitCall, gives_batches, read
+from multihead._data.reading import as_arrays
 from multihead._display.trainer import modules_by_role, print_summary
 from multihead._formats.from_model import compiled_of, parts_of
 from multihead._formats.saving import SavedTrainer
@@ -99,7 +99,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             )
         check_initialized("encoder", encoder)
         super().__init__(encoder, name)
-        self._set_heads(tuple(NamedHead(each, head) for each, head in check_heads(heads).items()))
+        self._set_heads(tuple(NamedHead(head_name, head) for head_name, head in check_heads(heads).items()))
 
     @classmethod
     def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
@@ -373,7 +373,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             self._set_heads(heads)
             warn_of_model(self._name_of_model.value, heads)
         self._forget()
-        super().compile(optimizer=optimizer, **options.of_keras())
+        super().compile(optimizer=optimizer, **options.for_keras())
         # The optimizer may have made updates before.
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
         replace_layers(

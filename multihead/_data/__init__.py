@@ -1,1 +1,1 @@
-"""What `fit`, `evaluate`, `predict` and `diagnose` are given, brought to one form that both Keras versions take."""
+"""The data of `fit`, `evaluate`, `predict` and `diagnose` in one form that both versions of Keras take."""

@@ -40,10 +40,10 @@ def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[st
     if not isinstance(values, Mapping):
         if len(head_names) != 1:
             is_spec = isinstance(values, tf.TypeSpec)  # which nobody passes
-            given = f"one tensor of shape {values.shape}" if is_spec else f"a {type(values).__name__}"
+            received = f"one tensor of shape {values.shape}" if is_spec else f"a {type(values).__name__}"
             raise ValueError(
                 f"`{argument}` must be a dict by head name if there are several heads. "
-                f"Received: {given}; the heads are {quoted(head_names)}. "
+                f"Received: {received}; the heads are {quoted(head_names)}. "
                 f"Pass {{{head_names[0]!r}: ...}}."
             )
         values = {head_names[0]: values}
@@ -87,7 +87,7 @@ def unmasked(argument: str, value: Nested, *, are_targets: bool = False) -> Nest
 
 def _leaves(value: Nested) -> list[object]:
     """What nested lists hold."""
-    return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, (list, tuple)) else [value]
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, (list, tuple)) else [value]
 
 
 def is_absent(value: object) -> bool:
@@ -126,7 +126,7 @@ def check_rows(batch: Batch) -> None:
 def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:
     """The rows from `start` to `end` of every tensor in a nest: dense, ragged or sparse; None stays None."""
 
-    def of_tensor(tensor: Tensor) -> Tensor:
+    def as_tensor(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, tf.SparseTensor):
             return None if tensor is None else tensor[start:end]
         inner = tensor.dense_shape[1:]
@@ -135,7 +135,7 @@ def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:
         part = tf.sparse.slice(tensor, begin, tf.concat([[last - first], inner], axis=0))
         return tf.SparseTensor(part.indices, part.values, tf.concat([[last - first], inner], axis=0))
 
-    return tf.nest.map_structure(of_tensor, nest)
+    return tf.nest.map_structure(as_tensor, nest)
 
 
 def as_tensors(nest: Nested) -> Nested:

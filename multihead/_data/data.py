@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.batch import Batch, is_absent, rows
+from multihead._data.batch import Batch, batch_size, is_absent, rows, sample_of
 from multihead._ground.calls import as_is
 from multihead._ground.types import Dataset, Nested
 from multihead._ground.validation import is_number
@@ -30,12 +30,10 @@ class Data(NamedTuple):
     y: Nested = None  # the targets as arrays by head name, or None
     sample_weight: Nested = None  # the sample weights as arrays by head name, or None
     specs: Batch | None = None  # of a batch, with open batch size; None if nothing is known before the first batch
-    batches: Callable[[bool | str], Iterator[Nested]] | None = (
-        None  # one pass, shuffled if asked, if Python makes the batches
-    )
+    batches: Callable[[bool | str], Iterator[Nested]] | None = None  # of Python: one pass, shuffled if asked
     length: int | None = None  # their number, if it is known
     first: Nested = None  # the first of these batches
-    batch_size: int | None = None  # of arrays, if it was given
+    batch_size: int | None = None  # of arrays, if `fit` was told
 
     @property
     def is_arrays(self) -> bool:
@@ -49,7 +47,7 @@ class Data(NamedTuple):
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
     def split(self, fraction: float) -> tuple[Data, Data]:
-        """The first examples, and the given fraction of all examples at the end."""
+        """The first examples, and a fraction of all examples at the end."""
         if not self.is_arrays:
             raise ValueError(
                 "`validation_split` must be 0 unless `x` and `y` are arrays. "
@@ -103,7 +101,7 @@ class Data(NamedTuple):
     def whole(self, batch_size: int | None, steps: int | None) -> Dataset:
         """All batches once, in order, before training; None if the data cannot be read once more, or may have no end.
 
-        If the number of steps in an epoch was given, data whose length is unknown may have no end.
+        With a number of `steps` in an epoch, data whose length is unknown may have no end.
         """
         if self.is_arrays:
             return iter(self.as_dataset(batch_size, None, False, "`target_scaling`"))
@@ -122,8 +120,8 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     @as_is
     def present(inputs: Nested, *others: Nested) -> Nested:
-        kept = ({k: v for k, v in each.items() if v is not None} if isinstance(each, dict) else each for each in others)
-        return (inputs, *(each for each in kept if each is not None))
+        kept = ({k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in others)
+        return (inputs, *(part for part in kept if part is not None))
 
     return dataset.map(present)
 
@@ -148,3 +146,80 @@ def digest_of(nest: Nested, digest: int = 0) -> int:
         array = np.asarray(leaf)
         digest = zlib.crc32(repr(array.tolist()).encode() if array.dtype == object else array.tobytes(), digest)
     return digest
+
+
+# Windows of consecutive batches as the elements of a dataset: how `gradient_accumulation_steps` works in `fit`. One element
+# is one update, so that Keras counts updates: steps, progress bar, callbacks and `steps_per_execution` work as usual.
+
+_KEY = "window"
+
+
+def batches_of_update(data: Dataset, gradient_accumulation_steps: int) -> list[Nested]:
+    """The batches of one update, from a window, a list of batches (tuples), or one batch."""
+    is_list = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
+    is_window = isinstance(data, dict) and set(data) == {_KEY}
+    batches = list(data[_KEY]) if is_window else list(data) if is_list else [data]
+    is_alone = not is_list and not is_window
+    if not 0 < len(batches) <= gradient_accumulation_steps or (is_alone and gradient_accumulation_steps > 1):
+        most = "a list of at most" if gradient_accumulation_steps > 1 else "at most"
+        received = "one batch" if is_alone else f"a list of {len(batches)}"
+        remedy = f"Pass one batch, or `gradient_accumulation_steps={len(batches)}` to `compile`."
+        if gradient_accumulation_steps > 1:
+            remedy = "Pass the batches of one update as a list, `compute_gradients([(inputs, targets), ...])`."
+        raise ValueError(
+            f"`batch` must be {most} {gradient_accumulation_steps} batches, the `gradient_accumulation_steps` of `compile`. "
+            f"Received: {received}. {remedy}"
+        )
+    return batches
+
+
+def in_windows(
+    batches: tf.data.Dataset, size: int, ahead: int, strategy: tf.distribute.Strategy, steps_per_epoch: int | None
+) -> tuple[Dataset, int | None]:
+    """Groups batches into windows of `size` batches; returns these and `steps_per_epoch`, as `fit` of Keras takes them.
+
+    If the last window of an epoch has fewer, it is padded with empty batches. `ahead` windows are made before they are
+    needed.
+    """
+    empty = sample_of(batches.element_spec, 0)
+
+    @as_is
+    def as_element(*window: Nested) -> dict[str, Nested]:
+        # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
+        successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])
+        filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(size))
+        return {_KEY: tuple(filled.skip(i).take(1).get_single_element() for i in range(size))}
+
+    windows = batches.window(size).map(as_element)
+    windows = windows.prefetch(ahead) if ahead else windows
+    if strategy.num_replicas_in_sync == 1:
+        return windows, steps_per_epoch
+    if steps_per_epoch is None:
+        steps_per_epoch = int(windows.cardinality())
+        if steps_per_epoch < 0:
+            raise ValueError(
+                "`steps_per_epoch` is required with gradient_accumulation_steps on several replicas if the cardinality "
+                "of the dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per "
+                "epoch."
+            )
+    return strategy.distribute_datasets_from_function(partial(_of_replicas, windows.repeat())), steps_per_epoch
+
+
+def _of_replicas(windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """One element per window and replica of this worker, each with the replica's part of every batch."""
+    num_replicas = context.num_replicas_in_sync
+    here = num_replicas // context.num_input_pipelines
+    mine = [context.input_pipeline_id * here + i for i in range(here)]
+
+    def part(batch: Nested, replica: int) -> Nested:
+        size = batch_size(batch)
+        return rows(batch, size * replica // num_replicas, size * (replica + 1) // num_replicas)
+
+    def parts(window: Nested) -> tf.data.Dataset:
+        elements = [{_KEY: tuple(part(batch, replica) for batch in window[_KEY])} for replica in mine]
+        first, *others = map(tf.data.Dataset.from_tensors, elements)
+        for other in others:
+            first = first.concatenate(other)
+        return first
+
+    return windows.flat_map(parts)

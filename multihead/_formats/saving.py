@@ -122,7 +122,7 @@ class SavedTrainer(keras.Model):
         if options is None:
             return None
         given = {key: serialize(value) for key, value in vars(options).items()}
-        return {"optimizer": serialize(self.optimizer), **given, **options.of_keras()}
+        return {"optimizer": serialize(self.optimizer), **given, **options.for_keras()}
 
     def compile_from_config(self, config: Config) -> None:
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""

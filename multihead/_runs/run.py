@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arguments import FitCall
+from multihead._data.call import FitCall
 from multihead._data.data import Data, digest_of
 from multihead._ground.keras import callbacks_of, steps_at_once
 from multihead._ground.random import random_numbers, restore_random_numbers

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arguments import FitCall
+from multihead._data.call import FitCall
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
 from multihead._ground.layers import all_layers, module_variables, seed_variables, state_variables, use_seed_variables

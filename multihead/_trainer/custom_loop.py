@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from multihead._data.arguments import read_batches
-from multihead._data.arrays import as_arrays
 from multihead._data.batch import Batch, unpack
-from multihead._data.windows import batches_of_update
+from multihead._data.call import read_batches
+from multihead._data.data import batches_of_update
+from multihead._data.reading import as_arrays
 from multihead._ground import replicas
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import loss_scale
@@ -58,7 +58,7 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
         Float32 scalars; NaN for a head that is idle.
         """
         update = self._found()
-        sums, counts = (replicas.all_reduce_sum(each) for each in (update.loss_sums, update.counts))
+        sums, counts = (replicas.all_reduce_sum(value) for value in (update.loss_sums, update.counts))
         with unchecked():
             means = where(counts > 0, tf.math.divide_no_nan(sums, counts), float("nan"))
         return {name: means[k] for k, name in enumerate(self._heads)}
@@ -80,14 +80,14 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
 def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
     """The update that pairs make after `step` updates: that of the pairs of `compute_gradients` among them, if it is one."""
     network, pairs = spec.network, list(grads_and_vars)
-    given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
+    by_variable = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
     known = [id(tensor_variable(variable)) for variable in network.variables.all]
-    if not set(given) <= set(known):
+    if not set(by_variable) <= set(known):
         raise ValueError(
             "`grads_and_vars` must contain only trainable variables of the trainer. Received: "
-            f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
+            f"{len(set(by_variable) - set(known))} others. Pass the variables returned by `compute_gradients`."
         )
-    gradients = network.variables.like([given.get(key) for key in known])
+    gradients = network.variables.like([by_variable.get(key) for key in known])
     broken = Broken.of_gradients(network, gradients)
     updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
     (update,) = updates.values() if len(updates) == 1 else (None,)
@@ -116,7 +116,7 @@ class CustomLoops(TrainerState):
 
         Args:
             batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors. With
-                `gradient_accumulation_steps`, a list of at most so many of these tuples, whose examples make one update.
+                `gradient_accumulation_steps`, a list of up to that many of these tuples, whose examples make one update.
 
         Returns:
             Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
@@ -133,7 +133,7 @@ class CustomLoops(TrainerState):
         """
         options = self._assert_ready("compute_gradients")
         check_known(self._setup.heads, "compute_gradients")
-        batches = [self._prepared(each) for each in batches_of_update(batch, options.gradient_accumulation_steps)]
+        batches = [self._prepared(part) for part in batches_of_update(batch, options.gradient_accumulation_steps)]
         with self._at_step() as spec:
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
         network, gradients = spec.network, update.gradients.all
@@ -244,10 +244,11 @@ class CustomLoops(TrainerState):
         if not prepared:
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec = self._require_built().spec
-        of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        of_scalings = [each for head in self._setup.heads if head.scaling is not None for each in head.scaling.variables]
+        metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
+        scaled = [head.scaling for head in self._setup.heads if head.scaling is not None]
+        scalings = [variable for scaling in scaled for variable in scaling.variables]
         runs_eagerly = tf.config.functions_run_eagerly()
-        before = RollBack([*spec.network.state, *of_metrics, *map(tensor_variable, of_scalings)])
+        before = RollBack([*spec.network.state, *metrics, *map(tensor_variable, scalings)])
         try:
             fit_scalings_to(prepared, spec, eagerly=self._runs_eagerly)
             tf.config.run_functions_eagerly(runs_eagerly or self._runs_eagerly)
@@ -263,7 +264,7 @@ class CustomLoops(TrainerState):
 
     @contextmanager
     def _at_step(self) -> Iterator[UpdateSpec]:
-        """How the next update is computed; within the context, a graph checks that it was traced for the present period."""
+        """How the next update is computed; within the context, a graph checks that it was traced for the current period."""
         spec = self._require_built(trains=True).spec
         stage = self.stage
         following = spec.running.periods[stage + 1 :]

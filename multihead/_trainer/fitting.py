@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._data.arguments import FitCall, as_batches, read_call
-from multihead._data.arrays import read_arrays
 from multihead._data.batch import unpack
-from multihead._data.data import Data
-from multihead._data.windows import batches_of_update, in_windows
+from multihead._data.call import FitCall, as_batches, read_call
+from multihead._data.data import Data, batches_of_update, in_windows
+from multihead._data.reading import read_arrays
 from multihead._ground.calls import omit_retracing_warning
 from multihead._ground.keras import (
     ProgressLine,
@@ -109,12 +108,12 @@ class FittedTrainer(TrainerState):
         if size == 1 and (run is None or not (data.is_arrays or is_python)):
             return Source(data._replace(first=None), call)
         argument = "`gradient_accumulation_steps`" if size > 1 else "`Checkpoint`"
-        batches, of_batches = as_batches(data, call, size, argument, seed)
+        batches, call_of_batches = as_batches(data, call, size, argument, seed)
         if size == 1:
-            return Source(batches, of_batches)
+            return Source(batches, call_of_batches)
         ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
-        windows, steps = in_windows(batches.x, size, ahead, self.distribute_strategy, of_batches.steps_per_epoch)
-        return Source(batches._replace(x=windows), replace(of_batches, steps_per_epoch=steps))
+        windows, steps = in_windows(batches.x, size, ahead, self.distribute_strategy, call_of_batches.steps_per_epoch)
+        return Source(batches._replace(x=windows), replace(call_of_batches, steps_per_epoch=steps))
 
     def _with_checked_labels(self, data: Data, *, shuffle: bool | str = False, argument: str = "x") -> Checked:
         """Checks arrays of labels at once, and other batches outside of what XLA compiles."""
@@ -156,7 +155,7 @@ class FittedTrainer(TrainerState):
         """As `_with_checked_labels`; of arrays that are the validation data of a `fit`, the labels were checked before."""
         earlier = self._validation.value
         if data.is_arrays and earlier is not None:
-            before, now = (tf.nest.flatten((each.y, each.sample_weight)) for each in (earlier.data, data))
+            before, now = (tf.nest.flatten((labels.y, labels.sample_weight)) for labels in (earlier.data, data))
             if len(before) == len(now) and all(map(operator.is_, before, now)):
                 return Checked(data, earlier.plan)
         return self._with_checked_labels(data)
@@ -176,26 +175,26 @@ class FittedTrainer(TrainerState):
 
         A progress line of the user's own stays what it is, and so does a `CallbackList` after the `stack` of `fit`.
         """
-        given = callbacks_of(callbacks)
+        listed = callbacks_of(callbacks)
         if stack is not None:
-            tell_directions(given, self._setup.heads)
-            for callback in given:
+            tell_directions(listed, self._setup.heads)
+            for callback in listed:
                 if hasattr(callback, "check_fit"):
-                    callback.check_fit(given, validates=validates)
-            first = EpochEnd(list(given))  # so that a checkpoint then holds what it changes
+                    callback.check_fit(listed, validates=validates)
+            first = EpochEnd(list(listed))  # so that a checkpoint then holds what it changes
             first.set_model(self)  # as a `CallbackList` does not
-            given.insert(0, first)
+            listed.insert(0, first)
             if isinstance(callbacks, keras.callbacks.CallbackList):  # which another `fit` may share
-                stack.callback(given.remove, first)
+                stack.callback(listed.remove, first)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
-        if verbose == 0 or any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
-            return given
+        if verbose == 0 or any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in listed):
+            return listed
 
         def shown(logs: Logs) -> dict[str, Tensor]:
             return dict(logs or {}) if self.log_metrics is None else self.log_metrics.shown(logs or {})
 
-        return [*given, ProgressLine(shown)]
+        return [*listed, ProgressLine(shown)]
 
     def _planned(
         self,
@@ -204,9 +203,9 @@ class FittedTrainer(TrainerState):
         callbacks: Sequence[Callback] = (),
     ) -> Plan:
         """What steps can rely on; `checked` is what the data of a `fit` have shown."""
-        found = [] if class_weight is None else weigh_classes(self._setup.trained, class_weight)
-        weights = {head.name: head.label_spec.class_weight for head in found}
-        frozen = tuple((name, tuple(each.items())) for name, each in weights.items() if each is not None)
+        heads = [] if class_weight is None else weigh_classes(self._setup.trained, class_weight)
+        by_head = {head.name: head.label_spec.class_weight for head in heads}
+        frozen = tuple((name, tuple(weights.items())) for name, weights in by_head.items() if weights is not None)
         some = bool(self._idle) or any(is_zero(head.weight) for head in self._setup.trained)
         plan = Plan(idle=Idle.EXPECTED if some else Idle.POSSIBLE, class_weight=frozen)
         if checked is None:
@@ -229,8 +228,8 @@ class FittedTrainer(TrainerState):
     def train_step(self, data: Dataset) -> dict[str, Tensor]:
         """One update, from one batch or from a window of batches; called by Keras."""
         every_head, plan = self._phase is not None, self._plan.value
-        found = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
-        batches = [self._unpack(batch, every_head=every_head) for batch in found]
+        parts = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
+        batches = [self._unpack(batch, every_head=every_head) for batch in parts]
         built = self._require_built(trains=True)
         spec, logs = built.spec.under(plan, self.stage if plan.period is None else plan.period), built.logs
         update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))
@@ -289,7 +288,7 @@ class FittedTrainer(TrainerState):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """A context of an evaluation, after which, in the midst of `fit`, the metrics of the epoch are as before.
+        """A context of an evaluation, after which, while `fit` runs, the metrics of the epoch are as before.
 
         A callback may evaluate at any batch. Training and evaluation share the metrics, which an evaluation resets.
         """
@@ -301,8 +300,8 @@ class FittedTrainer(TrainerState):
             return
         variables = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         variables += [*built.logs.counters, *built.spec.running.faults.state]
-        of_replicas = self.distribute_strategy.experimental_local_results
-        before = RollBack([part for variable in variables for part in of_replicas(variable)])
+        copies = self.distribute_strategy.experimental_local_results
+        before = RollBack([copy for variable in variables for copy in copies(variable)])
         self.reset_metrics()
         try:
             with self._in_phase("validation"):
@@ -319,12 +318,12 @@ class FittedTrainer(TrainerState):
             read = metrics.training_logs(at_end=True) if int(tf.convert_to_tensor(metrics.batches)) else {}
         else:
             present = [head for head in network.heads if f"{head.name}_loss" in logs]
-            present += [each for each in network.measured if any(f"{each.name}_{name}" in logs for name in each.results())]
+            present += [head for head in network.measured if any(f"{head.name}_{name}" in logs for name in head.results())]
             names = [head.name for head in present]
             read = metrics.evaluation_logs(names)
-        found: Config = {name: read.get(name, value) for name, value in logs.items()}
+        latest: Config = {name: read.get(name, value) for name, value in logs.items()}
         # Numbers are Python's, as in the logs of Keras.
-        return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in found.items()}
+        return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in latest.items()}
 
 
 class StepFunction:
@@ -368,7 +367,7 @@ class StepFunction:
 
 
 class TrainFunction(StepFunction):
-    """A training step, which is traced once for each period between changes of what is frozen.
+    """A training step, traced once for each period between changes of what is frozen.
 
     An error of an update that is not finite says where it comes from.
     """

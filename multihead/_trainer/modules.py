@@ -41,10 +41,10 @@ class Shapes:
         built = {head.name for head in heads if head.metrics is not None and head.name in self.predictions}
         return self.specs is not None and specs.targets.keys() <= built
 
-    def of_heads(self, names: Sequence[str]) -> Shapes:
+    def restricted_to(self, names: Sequence[str]) -> Shapes:
         """The shapes of some heads only."""
         inputs, *labels = self.specs or Batch(None, {}, {})
-        kept = [{name: each[name] for name in each if name in names} for each in (self.predictions, *labels)]
+        kept = [{name: part[name] for name in part if name in names} for part in (self.predictions, *labels)]
         return Shapes(self.specs and Batch(inputs, kept[1], kept[2]), kept[0], self.num_leaves)
 
 
@@ -66,13 +66,13 @@ def build_modules(
     for head in heads:
         head.loss.runs_eagerly = eagerly
         if head.name in predictions and head.name in specs.targets:
-            is_new, targets, found = head.metrics is None, specs.targets[head.name], predictions[head.name]
-            head.build(targets, found.spec)
+            is_new, targets, shown = head.metrics is None, specs.targets[head.name], predictions[head.name]
+            head.build(targets, shown.spec)
             if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
-                read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
-                predictions[head.name] = found._replace(read_by_loss=read)
+                read = read_by_loss(encoder, heads, head, targets, shown.spec, eagerly=eagerly)
+                predictions[head.name] = shown._replace(read_by_loss=read)
             if is_new:
-                check_count(head, targets, found.spec)
+                check_count(head, targets, shown.spec)
     return replace(shapes, predictions={**known.predictions, **predictions})
 
 
@@ -89,7 +89,7 @@ def trace_predictions(
 
     A head that reads its targets and has none in the batch is left out if it is `known` already.
     """
-    # Variables and their values before the call; new ones of layers that live no longer than it are kept to be found.
+    # Variables and their values before the call; new ones of layers that live no longer than it are kept, too.
     before: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def keep(create: Function, **options: object) -> tf.Variable:
@@ -100,19 +100,19 @@ def trace_predictions(
     def forward(inputs: Nested, targets: dict[str, Tensor]) -> Shapes:
         with tf.variable_creator_scope(keep):
             with _Reading() as reading:
-                given = call_encoder(encoder, inputs, training=False)
+                output = call_encoder(encoder, inputs, training=False)
             _check_held("`encoder`", encoder, reading.variables())
-            representation, found = DetachedRepresentation(given), {}
+            representation, predictions = DetachedRepresentation(output), {}
             for head in heads:
                 if not head.teacher_forcing or head.name in targets:
                     own = head.like_scaled(targets.get(head.name))
-                    found[head.name] = _trace_head(head, representation, own, find_leaves=len(heads) > 1)
+                    predictions[head.name] = _trace_head(head, representation, own, find_leaves=len(heads) > 1)
                 elif head.name not in known:
                     raise ValueError(
                         f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
                         f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
                     )
-        return Shapes(specs, found, len(representation.leaves))
+        return Shapes(specs, predictions, len(representation.leaves))
 
     def trace() -> Shapes:
         results: list[Shapes | ValueError] = []
@@ -141,10 +141,10 @@ def trace_predictions(
     sample, failed = sample_of(specs) if sample is None else sample, False
     targets = dict(sample.targets)
     for head in heads:  # a module that reads its targets need not be able to read those that mark a missing label
-        given = targets.get(head.name)
-        lacking = missing(head.label_spec, given) if head.teacher_forcing and isinstance(given, tf.Tensor) else None
+        labels = targets.get(head.name)
+        lacking = missing(head.label_spec, labels) if head.teacher_forcing and isinstance(labels, tf.Tensor) else None
         if lacking is not None:
-            targets[head.name] = where(lacking, tf.zeros_like(given), given)
+            targets[head.name] = where(lacking, tf.zeros_like(labels), labels)
     try:
         shapes = forward(sample.inputs, targets)
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
@@ -155,17 +155,17 @@ def trace_predictions(
                 variable.assign(value)
     if failed:
         return trace()
-    sizes, of_pairs = set[int](), {int(batch_size(sample.inputs))}  # what the specs leave open, besides the first axis
+    sizes, num_rows = set[int](), {int(batch_size(sample.inputs))}  # what the specs leave open, besides the first axis
     for spec, value in zip(tf.nest.flatten(tuple(specs)), tf.nest.flatten(tuple(sample))):
         if spec is not None and spec.shape.rank:
             own = value.bounding_shape() if isinstance(value, tf.RaggedTensor) else tf.shape(value)
-            sizes |= {int(size) for size, given in zip(own[1:], spec.shape[1:]) if given is None}
+            sizes |= {int(size) for size, known_size in zip(own[1:], spec.shape[1:]) if known_size is None}
     predictions = {}
     for head in (head for head in heads if head.name in shapes.predictions):
-        found = shapes.predictions[head.name]
-        is_open = sizes | of_pairs if head.loss.couples_rows else sizes  # there may be a prediction for each pair of rows
-        shape = [None if i == 0 or size in is_open else size for i, size in enumerate(found.spec.shape)]
-        predictions[head.name] = found._replace(spec=tf.TensorSpec(shape, found.spec.dtype))
+        shown = shapes.predictions[head.name]
+        is_open = sizes | num_rows if head.loss.couples_rows else sizes  # there may be a prediction for each pair of rows
+        shape = [None if i == 0 or size in is_open else size for i, size in enumerate(shown.spec.shape)]
+        predictions[head.name] = shown._replace(spec=tf.TensorSpec(shape, shown.spec.dtype))
     return replace(shapes, predictions=predictions)
 
 
@@ -175,15 +175,15 @@ def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
     Prototypes, for one, belong to no example, and may be as many as the examples of a batch. Only the first axis of what
     does belong to examples is open where the batch size is.
     """
-    found = list[bool]()
+    have_rows = list[bool]()
 
     def forward(inputs: Nested) -> None:
         leaves = tf.nest.flatten(call_encoder(encoder, inputs, training=False))
-        found[:] = [tf.is_tensor(leaf) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves]
+        have_rows[:] = [tf.is_tensor(leaf) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves]
 
     with suppress(Exception):  # an encoder whose Python depends on values
         graph_function(forward).get_concrete_function(inputs)
-    return tuple(found) if any(found) else None
+    return tuple(have_rows) if any(have_rows) else None
 
 
 class _Reading:
@@ -225,27 +225,27 @@ class _Reading:
         if not has_gradients(result):
             return [False] * len(self._watched)
         gradient = self._tape.gradient if self._tape else tf.gradients
-        return [each is not None for each in gradient(result, self._watched)]
+        return [part is not None for part in gradient(result, self._watched)]
 
 
 def _trace_head(
     head: NamedHead, representation: DetachedRepresentation, targets: Nested, *, find_leaves: bool
 ) -> Predictions:
     """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
-    leaves, given = representation.leaves, representation.nest
-    head.read(given)  # an unknown key is an error of its own
+    leaves, nest = representation.leaves, representation.nest
+    head.read(nest)  # an unknown key is an error of its own
     with _Reading(leaves) as reading:
         try:
-            predictions = head.predict(given, targets, training=False)
+            predictions = head.predict(nest, targets, training=False)
         except Exception as error:
-            if head.reads is not None or tf.is_tensor(given):
+            if head.reads is not None or tf.is_tensor(nest):
                 raise
             if isinstance(error, ValueError) and "Received: " in str(error):  # which says what is wrong
                 raise ValueError(f"In head {head.name!r}: {in_short(error)}") from error
-            first = next(iter(given)) if isinstance(given, Mapping) else 0
+            first = next(iter(nest)) if isinstance(nest, Mapping) else 0
             raise ValueError(
                 f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of "
-                f"it. Received: {type(head.module).__name__}, and the encoder gives {described(given)}. Pass, say, "
+                f"it. Received: {type(head.module).__name__}, and the encoder gives {described(nest)}. Pass, say, "
                 f"`reads={first!r}` to `add_head`, or `teacher_forcing=True` if it also reads targets. The module says: "
                 f"{in_short(error)}"
             ) from error
@@ -258,7 +258,7 @@ def _trace_head(
     if find_leaves and len(leaves) > 1 and head.trains_encoder:
         depends = reading.depend(predictions)
     else:
-        depends = [head.reads_floats(given)] * len(leaves)
+        depends = [head.reads_floats(nest)] * len(leaves)
     # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
     shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
     spec = tf.TensorSpec(shape, predictions.dtype)
@@ -268,7 +268,7 @@ def _trace_head(
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
     """Checks that all trainable variables which a call has read belong to the called module, and its layers to Keras."""
     if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
-        inner = [each.name for each in module.submodules if isinstance(each, keras.layers.Layer)]
+        inner = [part.name for part in module.submodules if isinstance(part, keras.layers.Layer)]
         if inner:
             raise ValueError(
                 f"{whose} must be a Keras layer if it has Keras layers. Received: a {type(module).__name__}, a `tf.Module` "
@@ -312,13 +312,14 @@ def read_by_loss(
         if eagerly:
             with suppress(Exception):
                 call(*sample_of((targets, predictions)))
-    modules = (encoder, *(each.module for each in heads))
-    owned = {key: each for module in modules for each in module_variables(module) for key in handles(each)}
+    modules = (encoder, *(other.module for other in heads))
+    owned = {key: variable for module in modules for variable in module_variables(module) for key in handles(variable)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
     if hidden:  # variables of a frozen layer do not tell
         layers = [part for part in referenced([head.loss.original]) if isinstance(part, keras.layers.Layer)]
-        frozen = [each for layer in layers if layer.built and not layer.trainable for each in module_variables(layer)]
-        hidden = [each for each in hidden if not handles(each) <= {key for own in frozen for key in handles(own)}]
+        frozen = [layer for layer in layers if layer.built and not layer.trainable]
+        known = {key for layer in frozen for variable in module_variables(layer) for key in handles(variable)}
+        hidden = [variable for variable in hidden if not handles(variable) <= known]
     if hidden:
         names = quoted(sorted({variable_name(variable) for variable in hidden}))
         name = head.loss.name or type(head.loss.original).__name__
@@ -328,7 +329,7 @@ def read_by_loss(
             "module, which can return them as another column of its predictions. If they are not to be trained, create "
             "them with `trainable=False`, or set `trainable = False` on their layer, to which the loss must refer."
         )
-    return tuple({id(owned[key]): owned[key] for each in read for key in handles(each) if key in owned}.values())
+    return tuple({id(owned[key]): owned[key] for variable in read for key in handles(variable) if key in owned}.values())
 
 
 def handles(variable: Variable) -> set[int]:

@@ -98,19 +98,19 @@ class CompileOptions:
             changed["steps_per_execution"] = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
         changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
         changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
-        found = replace(self, **changed)
-        found._check_balancer()
+        options = replace(self, **changed)
+        options._check_balancer()
         for method in (self.weighting, self.balancer, self.head_schedule):
             if method is not None:
                 method.bind(head_names)
-        return found
+        return options
 
     @property
     def updates_at_once(self) -> int:
         """The number of updates after which Keras calls callbacks; 1 if it changes."""
         return 1 if isinstance(self.steps_per_execution, str) else int(self.steps_per_execution or 1)
 
-    def of_keras(self) -> Config:
+    def for_keras(self) -> Config:
         """The options that are passed on to the `compile` of Keras."""
         options = {"run_eagerly": bool(self.run_eagerly), "steps_per_execution": self.steps_per_execution}
         return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
@@ -144,11 +144,13 @@ class CompileOptions:
 def only_own_options(method: Function) -> Function:
     """The method `compile`, with an error in words for options that it does not have, such as those of Keras."""
     known = list(inspect.signature(method).parameters)[1:]
-    of_keras = list(inspect.signature(keras.Model.compile).parameters)[1:]
+    arguments_of_keras = list(inspect.signature(keras.Model.compile).parameters)[1:]
 
     @functools.wraps(method)
     def checked(self: Trainer, *args: object, **options: object) -> None:
-        others = dict(zip(of_keras[1:], args[1:])) | {name: each for name, each in options.items() if name not in known}
+        others = dict(zip(arguments_of_keras[1:], args[1:])) | {
+            name: value for name, value in options.items() if name not in known
+        }
         for name, value in others.items():
             rule = f"`{name}` must not be passed to `compile`"
             if name in ("loss", "loss_weights", "metrics", "weighted_metrics"):
@@ -207,7 +209,8 @@ def check_compile(
             text = f"`{name}` has no effect without `balancer`. Pass it, or omit `{name}`. Received: {name}={value!r}."
             warnings.warn(text, UserWarning, stacklevel=3)
     weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
-    invariant = [each for each in (checked.weighting, checked.balancer) if each is not None and each.scale_invariant]
+    methods = (checked.weighting, checked.balancer)
+    invariant = [method for method in methods if method is not None and method.scale_invariant]
     if weighted and invariant:
         warnings.warn(
             "The weights of heads do not change the direction of the encoder's update with "
@@ -241,10 +244,9 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
             f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {hint}{problem}"
         )
-    parts = tf.nest.flatten(
-        [list(each.values()) if isinstance(each, dict) else each for each in vars(optimizer_core(optimizer)).values()]
-    )
-    if any(isinstance(each, ANY_OPTIMIZER) for each in parts):  # whose slots it does not create itself
+    values = vars(optimizer_core(optimizer)).values()
+    parts = tf.nest.flatten([list(value.values()) if isinstance(value, dict) else value for value in values])
+    if any(isinstance(part, ANY_OPTIMIZER) for part in parts):  # whose slots it does not create itself
         raise ValueError(
             "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
             f"{type(optimizer).__name__}, which contains another one. Pass one optimizer, which trains everything; "
@@ -268,12 +270,12 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
                 f"`{instead.format(value=value)}` to `compile`."
             )
     not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
-    found = overridden(type(core), not_called, keras.optimizers.Optimizer)
+    changed = overridden(type(core), not_called, keras.optimizers.Optimizer)
     # Methods of the instance would apply to a copy of it, on several replicas.
-    found += [name for name in (*not_called, *(() if num_replicas == 1 else APPLYING)) if name in vars(core)]
-    if found:
+    changed += [name for name in (*not_called, *(() if num_replicas == 1 else APPLYING)) if name in vars(core)]
+    if changed:
         raise ValueError(
-            f"`optimizer` must not override {quoted(found)}, which updates do not call: the trainer computes, scales and "
+            f"`optimizer` must not override {quoted(changed)}, which updates do not call: the trainer computes, scales and "
             f"sums gradients. Received: {type(core).__name__}. Change gradients in `apply_gradients` of a "
             "subclass, or by a `clip=` of your own, and losses by `weighting=`."
         )

@@ -93,7 +93,7 @@ class TrainerState(KerasHooks, keras.Model):
         self._setup = Setup()
         self._shapes = Shapes()
         self._built: Built | None = None
-        self._phase: str | None = None  # "fit", or "validation" in the midst of it
+        self._phase: str | None = None  # "fit", or "validation" while `fit` runs
         self._idle: tuple[str, ...] = ()  # the heads that are idle
         # What the step that runs now was made with: nothing where a step is called by hand.
         self._plan = Untracked(Plan())
@@ -104,7 +104,7 @@ class TrainerState(KerasHooks, keras.Model):
 
     @property
     def heads(self) -> Mapping[str, Head]:
-        """The heads by name, in the order in which they were added: values, with the present weights and scalings."""
+        """The heads by name, in the order in which they were added: values, with the current weights and scalings."""
         return MappingProxyType({head.name: head.value for head in self._setup.heads})
 
     @property
@@ -167,7 +167,7 @@ class TrainerState(KerasHooks, keras.Model):
 
     def _set_heads(self, heads: tuple[NamedHead, ...]) -> None:
         """Replaces the heads; Keras then saves their modules, scalings and weights, and no longer those of earlier ones."""
-        check_apart([(each.name, each.metric_specs) for each in heads])
+        check_apart([(head.name, head.metric_specs) for head in heads])
         before, after = _parts(self._setup.heads), _parts(heads)
         changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
         replace_layers(self, **{name: after.get(name) for name in changed})
@@ -177,7 +177,7 @@ class TrainerState(KerasHooks, keras.Model):
             replace_layers(self, head_weights=HeadWeights(numbers))
         for head in with_number:
             head.weight_variable = self.head_weights.by_head[head.name]
-        self._shapes = self._shapes.of_heads([head.name for head in heads])
+        self._shapes = self._shapes.restricted_to([head.name for head in heads])
         self._forget()
         self._setup = Setup(heads)
         self.predict_function = None  # the compiled function has the heads of before
@@ -256,8 +256,8 @@ class TrainerState(KerasHooks, keras.Model):
         unlock(self)
         heads, options, eagerly = self._setup.heads, self._setup.options, self._runs_eagerly
         if isinstance(examples, Data):
-            found = examples.sample() if eagerly else None
-            examples = None if found is None else as_tensors(unpack(found, self._setup.all_names))
+            sample = examples.sample() if eagerly else None
+            examples = None if sample is None else as_tensors(unpack(sample, self._setup.all_names))
         # What runs as plain Python is seen by tapes, from which `init_scope` would hide it.
         runs = eagerly and tf.executing_eagerly()
         with nullcontext() if runs else tf.init_scope(), self.distribute_strategy.scope():

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arrays import as_arrays
 from multihead._data.batch import unmasked
 from multihead._data.data import digest_of
+from multihead._data.reading import as_arrays
 from multihead._ground.calls import as_is
 from multihead._ground.types import Config, Dataset, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.arrays import as_arrays
 from multihead._data.batch import as_tensors, batch_size
+from multihead._data.reading import as_arrays
 from multihead._ground.calls import keras_mask, with_keras_mask, with_logits
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import unchecked, where

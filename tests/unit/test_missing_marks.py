@@ -150,7 +150,7 @@ class Coded(ValueError):
 
 
 def test_errors_of_other_signatures_keep_their_message(trainer, monkeypatch):
-    import multihead._data.arguments as arguments  # noqa: PLC0415
+    import multihead._data.call as arguments  # noqa: PLC0415
 
     real = arguments.read
     for error in (Coded(7, "no rows"), UnicodeDecodeError("utf-8", b"x", 0, 1, "no text")):

@@ -1,4 +1,4 @@
-"""A call of `fit`: what it was given, as data in one form, and as Keras takes it."""
+"""A call of `fit`: its arguments, its data in one form, and both as Keras takes them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import keras
 import tensorflow as tf
 
-from multihead._data.arrays import read_arrays
 from multihead._data.batch import open_batch_size, unpack
-from multihead._data.batches import check_batched, read_iterable, read_sequence
 from multihead._data.data import Data, check_not_empty, num_examples
+from multihead._data.reading import check_batched, read_arrays, read_iterable, read_sequence
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica
 from multihead._ground.types import Callback, ClassWeight, Config, Dataset, Nested
 from multihead._ground.validation import is_number, with_message
@@ -134,15 +133,15 @@ def as_batches(data: Data, call: FitCall, size: int, argument: str, seed: int | 
     if SEQUENCES_BEGIN_ANEW and number is not None and data.batches is not None and data.length is not None:
         dataset = dataset.take(number)
     validation_batch_size = call.validation_batch_size or call.batch_size  # as Keras does with arrays
-    of_batches = replace(call, batch_size=None, shuffle=False, validation_batch_size=validation_batch_size)
-    return Data(dataset, specs=data.specs), of_batches
+    call_of_batches = replace(call, batch_size=None, shuffle=False, validation_batch_size=validation_batch_size)
+    return Data(dataset, specs=data.specs), call_of_batches
 
 
 def read_batches(
     x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None
 ) -> Iterator[Nested]:
     """The batches of data as for `fit`, or of a list of batches, in order and outside of any graph."""
-    if isinstance(x, list) and y is None and all(isinstance(each, tuple) for each in x):
+    if isinstance(x, list) and y is None and all(isinstance(batch, tuple) for batch in x):
         _refuse_beside_batches(x, y, sample_weight, batch_size)
         return iter(x)
     if y is None and not gives_batches(x):
