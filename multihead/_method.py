@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import as_is, users
+from multihead._ground.calls import convert_user_function, no_autograph
 from multihead._ground.keras import Untracked, add_state
 from multihead._ground.layers import check_initialized
 from multihead._ground.types import Config, Function, Nested, Shape, Variable
@@ -87,8 +87,8 @@ class Method(keras.layers.Layer):
         super().__init_subclass__(**options)
         for name in _CALLED_IN_GRAPHS:
             method = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-            if inspect.isfunction(method) and users(method) is not method:
-                setattr(cls, name, _checked(name, users(method)))
+            if inspect.isfunction(method) and convert_user_function(method) is not method:
+                setattr(cls, name, _checked(name, convert_user_function(method)))
             elif isinstance(method, tf.types.experimental.PolymorphicFunction):  # which converts itself
                 setattr(cls, name, _checked(name, _bound(method)))
 
@@ -206,7 +206,7 @@ def _checked(name: str, method: Function) -> Function:
         is_number = dtype.is_floating or (dtype.is_integer and name == "coefficients")
         return bool(dtype.is_bool if name in ("active", "passed_on") else is_number)
 
-    @as_is
+    @no_autograph
     @functools.wraps(method)
     def checked(self: Method, *args: Any, **used: Any) -> Nested:
         result = method(self, *args, **used)
@@ -231,7 +231,7 @@ def _checked(name: str, method: Function) -> Function:
 
 def _bound(function: Any) -> Function:
     """A method that is a `tf.function`, as a plain function."""
-    return as_is(lambda self, *args, **kwargs: function.__get__(self, type(self))(*args, **kwargs))
+    return no_autograph(lambda self, *args, **kwargs: function.__get__(self, type(self))(*args, **kwargs))
 
 
 def _as_plain(value: object) -> object:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
 
@@ -62,11 +62,11 @@ def mix_datasets(
 
     total = sum(lengths.values()) if min(lengths.values()) >= 0 else None
 
-    @as_is
+    @no_autograph
     def in_pass(draw: tf.Tensor) -> tf.data.Dataset:
         """The batches of a pass, for which a number is drawn."""
 
-        @as_is
+        @no_autograph
         def choose(position: tf.Tensor) -> tf.Tensor:
             logits = tf.math.log(tf.constant([probabilities], tf.float32))
             return tf.random.stateless_categorical(logits, 1, seed=tf.stack([draw, position]))[0, 0]
@@ -134,7 +134,7 @@ def _check(datasets: Mapping[str, tf.data.Dataset]) -> None:
 def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dataset:
     """The dataset of one head, with placeholders for the targets of the others."""
 
-    @as_is
+    @no_autograph
     def complete(inputs: Nested, target: Tensor, sample_weight: Tensor = None) -> Nested:
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
         targets, weights = {}, {}

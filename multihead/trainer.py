@@ -33,7 +33,7 @@ from multihead._ground.types import (
     Results,
     Tensor,
 )
-from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
+from multihead._ground.validation import check_choice, check_head_names, quoted, readable_errors
 from multihead._runs.run import checkpoint_of, open_run
 from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
@@ -406,7 +406,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         # As in an update, which runs outside of the trainer's own layer call.
         return InMode(predictions)((), training=training)
 
-    @errors_in_words()
+    @readable_errors()
     def fit(
         self,
         x: Dataset = None,
@@ -486,7 +486,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         with open_run(self, checkpoint) as run:
             return self._fit(call, run)
 
-    @errors_in_words()
+    @readable_errors()
     def evaluate(
         self,
         x: Dataset = None,
@@ -530,7 +530,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             )
             return results
 
-    @errors_in_words()
+    @readable_errors()
     def predict(
         self,
         x: Dataset,
@@ -544,7 +544,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "predict")
         return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
 
-    @errors_in_words()
+    @readable_errors()
     def predict_on_batch(self, x: Dataset) -> Nested:
         """Every head's predictions by name, for one batch."""
         return super().predict_on_batch(as_arrays("x", x))
@@ -577,7 +577,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                     layer_range=layer_range,
                 )
 
-    @errors_in_words()
+    @readable_errors()
     def train_on_batch(
         self,
         x: Dataset,
@@ -609,7 +609,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             )
             return results
 
-    @errors_in_words()
+    @readable_errors()
     def test_on_batch(
         self, x: Dataset, y: Nested = None, sample_weight: Nested = None, return_dict: bool = False, **kwargs: object
     ) -> Results:

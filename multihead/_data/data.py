@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.batch import Batch, batch_size, is_absent, rows, sample_of
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.types import Dataset, Nested
 from multihead._ground.validation import is_number
 
@@ -77,11 +77,12 @@ class Data(NamedTuple):
                 return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
             numbers = tf.data.Dataset.range(size)
             numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
-            numbers = numbers.map(as_is(lambda chosen: tf.random.shuffle(chosen, seed))) if shuffle == "batch" else numbers
+            if shuffle == "batch":
+                numbers = numbers.map(no_autograph(lambda chosen: tf.random.shuffle(chosen, seed)))
             # Taken from whole arrays, whole batches at a time.
             whole = tf.data.Dataset.from_tensors(parts).repeat()
             return tf.data.Dataset.zip((numbers, whole)).map(
-                as_is(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
+                no_autograph(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
             )
         if self.batches is not None:
             made = partial(self.batches, shuffle)
@@ -118,7 +119,7 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not isinstance(spec, tuple) or not any(map(is_absent, tf.nest.flatten(spec[1:]))):
         return dataset
 
-    @as_is
+    @no_autograph
     def present(inputs: Nested, *others: Nested) -> Nested:
         kept = ({k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in others)
         return (inputs, *(part for part in kept if part is not None))
@@ -183,7 +184,7 @@ def in_windows(
     """
     empty = sample_of(batches.element_spec, 0)
 
-    @as_is
+    @no_autograph
     def as_element(*window: Nested) -> dict[str, Nested]:
         # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
         successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])

@@ -26,10 +26,10 @@ _MARKS = {**vars(tf.autograph.experimental.do_not_convert(lambda: None))}
 del _MARKS["__wrapped__"]
 
 
-def as_is(function: Marked) -> Marked:
-    """Marks a function: AutoGraph calls it as it is.
+def no_autograph(function: Marked) -> Marked:
+    """Marks a function, so that AutoGraph calls it without a conversion.
 
-    Unlike under `tf.autograph.experimental.do_not_convert`, users' functions that it calls are converted.
+    Unlike with `tf.autograph.experimental.do_not_convert`, users' functions that it calls are converted.
     """
     vars(function).update(_MARKS)
     return function
@@ -38,27 +38,27 @@ def as_is(function: Marked) -> Marked:
 def mark_functions(package: str) -> None:
     """Marks the functions and methods of a package, as far as it is imported.
 
-    Functions inside of functions are not among them; they need `as_is` where they are passed to TensorFlow.
+    Functions inside of functions are not among them; they need `no_autograph` where they are passed to TensorFlow.
     """
     for name, module in list(sys.modules.items()):
         if not name.startswith(package):
             continue
-        classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
+        classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
         for owner in (module, *classes):
-            for each in vars(owner).values():
-                function = getattr(each, "__func__", each)
+            for member in vars(owner).values():
+                function = getattr(member, "__func__", member)
                 if inspect.isfunction(function) and function.__module__ == name:
-                    as_is(function)
-        for each in classes:
-            if "__call__" in vars(each):  # AutoGraph asks the object, not its method
+                    no_autograph(function)
+        for cls in classes:
+            if "__call__" in vars(cls):  # AutoGraph asks the object, not its method
                 for mark, value in _MARKS.items():
-                    setattr(each, mark, value)
+                    setattr(cls, mark, value)
 
 
 def call_users(function: Function, *args: object, **kwargs: object) -> Nested:
     """Calls a function that a user wrote, converted by AutoGraph if a graph is built and AutoGraph is not switched off.
 
-    A function whose source cannot be read is called as it is, without a warning.
+    A function whose source cannot be read is called without a conversion, and without a warning.
     """
     if not tf.executing_eagerly():
         around = tf.__internal__.autograph.control_status_ctx()
@@ -68,12 +68,12 @@ def call_users(function: Function, *args: object, **kwargs: object) -> Nested:
     return function(*args, **kwargs)
 
 
-def users(function: Function) -> Function:
-    """A method that a user wrote, called by `call_users`; one of this package is returned as it is."""
+def convert_user_function(function: Function) -> Function:
+    """A method that a user wrote, called by `call_users`; one of this package is returned unchanged."""
     if _is_of_library(function):
         return function
 
-    @as_is
+    @no_autograph
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
     def called(*args: object, **kwargs: object) -> Nested:
         return call_users(function, *args, **kwargs)
@@ -103,14 +103,15 @@ def omit_retracing_warning(function: object) -> None:
     waiting: list[Any] = [function]
     seen: set[int] = set()
     while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            if inspect.isfunction(each):
-                waiting += [cell.cell_contents for cell in each.__closure__ or () if cell != types.CellType()]  # not empty
-            elif hasattr(each, "_omit_frequent_tracing_warning"):
-                each._omit_frequent_tracing_warning = True
-                waiting.append(each.python_function)
+        candidate = waiting.pop()
+        if id(candidate) not in seen:
+            seen.add(id(candidate))
+            if inspect.isfunction(candidate):
+                cells = [cell for cell in candidate.__closure__ or () if cell != types.CellType()]  # not empty
+                waiting += [cell.cell_contents for cell in cells]
+            elif hasattr(candidate, "_omit_frequent_tracing_warning"):
+                candidate._omit_frequent_tracing_warning = True
+                waiting.append(candidate.python_function)
 
 
 def _is_of_library(function: object) -> bool:
@@ -135,14 +136,14 @@ def _is_convertible(function: Function) -> bool:
 
 def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
     """The names of the tensors of resources that some operations of a graph may write to."""
-    found = set()
+    names = set()
     for operation in operations:
         only_read = range(len(operation.inputs)) if operation.type in _READING else ()
         with suppress(ValueError):  # functions, loops and conditions tell
             only_read = only_read or operation.get_attr("_read_only_resource_inputs")
-        resources = [(i, each) for i, each in enumerate(operation.inputs) if each.dtype == tf.resource]
-        found |= {each.name for i, each in resources if i not in only_read}
-    return found
+        resources = [(i, tensor) for i, tensor in enumerate(operation.inputs) if tensor.dtype == tf.resource]
+        names |= {tensor.name for i, tensor in resources if i not in only_read}
+    return names
 
 
 _READING = (
@@ -163,7 +164,7 @@ def kinds_with_state(graph: tf.Graph) -> set[str]:
     functions = {function.signature.name for function in definition.library.function}
     harmless = {"Assert", "StatefulPartitionedCall", "If", "While", "Case", *functions, *_READING, *_ON_RESOURCES}
     known = {node.op: op_def_registry.get(node.op) for node in nodes}
-    with_state = {kind for kind, found in known.items() if found is None or found.is_stateful} - harmless
+    with_state = {kind for kind, operation in known.items() if operation is None or operation.is_stateful} - harmless
     draw = {node.op for node in nodes if node.op.startswith("CudnnRNN") and node.attr["dropout"].f > 0}
     return {kind for kind in with_state if not kind.startswith("CudnnRNN")} | draw
 
@@ -250,7 +251,7 @@ def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
 
     Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
     """
-    kinds = [(each.dtype.is_floating, each.dtype.is_integer) for each in (targets, predictions)]
+    kinds = [(tensor.dtype.is_floating, tensor.dtype.is_integer) for tensor in (targets, predictions)]
     return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
 
 
@@ -299,23 +300,23 @@ def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
     Replicas are threads that wait for each other inside of it, so that the last one to leave it ends it.
     """
     for layer in layers:
-        users, stack = _INSIDE.get(id(layer), (0, ExitStack()))
-        if not users:
+        count, stack = _INSIDE.get(id(layer), (0, ExitStack()))
+        if not count:
             stack.enter_context(temporarily("call", [(layer, _in_inference_mode(layer.call))]))
-        _INSIDE[id(layer)] = users + 1, stack
+        _INSIDE[id(layer)] = count + 1, stack
     try:
         yield
     finally:
         for layer in layers:
-            users, stack = _INSIDE.pop(id(layer))
-            if users > 1:
-                _INSIDE[id(layer)] = users - 1, stack
+            count, stack = _INSIDE.pop(id(layer))
+            if count > 1:
+                _INSIDE[id(layer)] = count - 1, stack
             else:
                 stack.close()
 
 
 _INSIDE: dict[int, tuple[int, ExitStack]] = {}
-"""How often each layer is in a context of `in_inference_mode` at present, by its identity, and what ends it."""
+"""By the identity of a layer, the number of contexts of `in_inference_mode` that it is in, and what ends them."""
 
 
 def _in_inference_mode(call: Function) -> Function:

@@ -58,13 +58,13 @@ def check() -> None:
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(distribution)
     # Checked before Keras is imported: an unsupported version or a missing backend would raise an error of its own.
-    found = problem(tf.__version__, version, os.environ.get("KERAS_BACKEND") or "tensorflow")
-    if found is None:
+    reason = problem(tf.__version__, version, os.environ.get("KERAS_BACKEND") or "tensorflow")
+    if reason is None:
         import keras  # whose configuration file may set the backend, too
 
-        found = problem(tf.__version__, version, keras.backend.backend())
-    if found is not None:
-        raise ImportError(found)
+        reason = problem(tf.__version__, version, keras.backend.backend())
+    if reason is not None:
+        raise ImportError(reason)
 
 
 def numbers(version: str) -> tuple[int, ...]:

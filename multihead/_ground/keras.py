@@ -122,8 +122,8 @@ class KerasHooks:
     def _flatten_metrics_in_order(self, logs: Mapping[str, Nested]) -> Nested:
         """Called by Keras 3 to turn logs into a list, in the order of `metrics_names` as on Keras 2."""
         first = [name for name in self.metrics_names if name in logs]  # type: ignore[attr-defined]
-        found = [logs[name] for name in [*first, *sorted(logs.keys() - set(first))]]
-        return found[0] if len(found) == 1 else found
+        values = [logs[name] for name in [*first, *sorted(logs.keys() - set(first))]]
+        return values[0] if len(values) == 1 else values
 
     def add_loss(self, losses: Nested, **kwargs: object) -> None:
         """Adds losses of the weights, functions without arguments, to the total loss; on Keras 2 only."""
@@ -164,8 +164,8 @@ class KerasHooks:
 def callbacks_of(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        found: list[Callback] = callbacks.callbacks
-        return found
+        members: list[Callback] = callbacks.callbacks
+        return members
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
@@ -213,17 +213,17 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 @contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[object, object]]) -> Iterator[None]:
     """A context in which an attribute of some objects has other values, pairs of object and value."""
-    before = [(each, attribute in vars(each), getattr(each, attribute)) for each, _ in values]
+    before = [(owner, attribute in vars(owner), getattr(owner, attribute)) for owner, _ in values]
     try:
-        for each, value in values:
-            setattr(each, attribute, value)
+        for owner, value in values:
+            setattr(owner, attribute, value)
         yield
     finally:
-        for each, is_own, value in before:
+        for owner, is_own, value in before:
             if is_own:
-                setattr(each, attribute, value)
+                setattr(owner, attribute, value)
             else:  # of its class
-                delattr(each, attribute)
+                delattr(owner, attribute)
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def forget_validation_data(model: Layer) -> None:
 
 
 def steps_at_once(model: Layer) -> int:
-    """How many steps the next call of a model's train function makes, at most; it changes with `"auto"` on Keras 2."""
+    """The largest number of steps in the next call of a model's train function; it changes with `"auto"` on Keras 2."""
     steps = model.steps_per_execution
     return int(steps if KERAS_3 else steps.numpy())
 
@@ -284,8 +284,8 @@ def check_options_of_replicas(jit_compile: object, steps_per_execution: object, 
 
 def spec_of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
     """The spec of one replica's values, from the spec of a distributed dataset's elements; other specs are unchanged."""
-    of_replicas = getattr(spec, "_value_specs", None)
-    return spec if of_replicas is None else of_replicas[0]
+    specs = getattr(spec, "_value_specs", None)
+    return spec if specs is None else specs[0]
 
 
 def load_as_arrays(metrics: Iterable[Metric]) -> None:
@@ -335,12 +335,12 @@ def classes_of_shared_layers(config: object) -> dict[str, type]:
     """
     if KERAS_3 or not isinstance(config, (Mapping, list, tuple)):
         return {}
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     if isinstance(config, Mapping) and "shared_object_id" in config and hasattr(keras.layers, str(config.get("class_name"))):
-        found[config["class_name"]] = getattr(keras.layers, config["class_name"])
+        classes[config["class_name"]] = getattr(keras.layers, config["class_name"])
     for part in config.values() if isinstance(config, Mapping) else config:
-        found.update(classes_of_shared_layers(part))
-    return found
+        classes.update(classes_of_shared_layers(part))
+    return classes
 
 
 def restorable(config: Any, key: str = "") -> Any:

@@ -43,7 +43,7 @@ def blocks(module: Layer) -> list[keras.layers.Layer]:
     """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers."""
     layers = sublayers(module)
     inner = [blocks(layer) if isinstance(layer, keras.Model) else [] for layer in layers]
-    return [each for layer, found in zip(layers, inner) for each in found or [layer]]
+    return [block for layer, inner_blocks in zip(layers, inner) for block in inner_blocks or [layer]]
 
 
 def ends_in_scaling(module: Layer) -> bool:
@@ -75,9 +75,10 @@ def variable_paths(layer: Layer, prefix: str = "") -> dict[int, str]:
         return {}
     prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
     below: dict[int, str] = {}
-    for each in reversed(inner):  # the first layer that has a variable decides
-        below.update(variable_paths(each, prefix))
-    own = {id(tensor_variable(each)): prefix + each.name.rpartition("/")[2].removesuffix(":0") for each in layer.weights}
+    for sublayer in reversed(inner):  # the first layer that has a variable decides
+        below.update(variable_paths(sublayer, prefix))
+    own_names = [weight.name.rpartition("/")[2].removesuffix(":0") for weight in layer.weights]
+    own = {id(tensor_variable(weight)): prefix + name for weight, name in zip(layer.weights, own_names)}
     return {**own, **below}
 
 
@@ -115,8 +116,8 @@ def losses_of_call(module: Layer) -> list[tuple[str, tf.Tensor]]:
     """The losses that the latest call of a module has added, each with the name of its layer."""
     if not isinstance(module, keras.layers.Layer):
         return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
-    found = [(layer.name, layer._losses if KERAS_3 else layer._eager_losses) for layer in all_layers(module)]
-    return [(name, loss) for name, losses in found for loss in losses if tf.is_tensor(loss)]
+    by_layer = [(layer.name, layer._losses if KERAS_3 else layer._eager_losses) for layer in all_layers(module)]
+    return [(name, loss) for name, losses in by_layer for loss in losses if tf.is_tensor(loss)]
 
 
 def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
@@ -125,7 +126,7 @@ def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Ten
         return {}
     if KERAS_3:
         regularized = [variable for variable in module.trainable_weights if variable.regularizer is not None]
-        return {id(each): (each.path, functools.partial(each.regularizer, each)) for each in regularized}
+        return {id(variable): (variable.path, functools.partial(variable.regularizer, variable)) for variable in regularized}
     return {id(loss): (layer.name, loss) for layer in all_layers(module) for loss in layer._callable_losses}
 
 
@@ -156,8 +157,8 @@ def use_seed_variables(module: Layer) -> bool:
 def seed_variables(module: Layer) -> list[tf.Variable]:
     """The variables from which layers draw random numbers; on Keras 2, those of `use_seed_variables`."""
     if KERAS_3:
-        variables = getattr(module, "variables", [])
-        return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
+        variables = [v for v in getattr(module, "variables", []) if getattr(v, "path", "").endswith("seed_generator_state")]
+        return [tensor_variable(variable) for variable in variables]
     generators = [getattr(layer, "_random_generator", None) for layer in all_layers(module)]
     inner = [getattr(generator, "_generator", None) for generator in generators]
     return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
@@ -165,8 +166,8 @@ def seed_variables(module: Layer) -> list[tf.Variable]:
 
 def module_variables(module: Layer) -> list[tf.Variable]:
     """The TensorFlow variables of a module; the lookup tables that Keras 2 lists among them are none."""
-    found = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
-    return [variable for variable in found if hasattr(variable, "trainable")]
+    variables = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
+    return [variable for variable in variables if hasattr(variable, "trainable")]
 
 
 def recurrent_states(module: Layer) -> list[tf.Variable]:
@@ -179,7 +180,7 @@ def recurrent_states(module: Layer) -> list[tf.Variable]:
 def state_variables(module: Layer) -> list[tf.Variable]:
     """The variables that a module may change in training mode, each once: averages, seeds, recurrent states, metrics."""
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
-    found = [
+    variables = [
         *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
         *(tensor_variable(variable) for metric in metrics_of_layers(module) for variable in metric.variables),
@@ -187,7 +188,7 @@ def state_variables(module: Layer) -> list[tf.Variable]:
         # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
         *(seed_variables(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
     ]
-    return list({id(variable): variable for variable in found}.values())
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def own_state(layer: Layer) -> list[tf.Variable]:
@@ -196,10 +197,10 @@ def own_state(layer: Layer) -> list[tf.Variable]:
     Seeds, the states of recurrent layers, and metrics are not among them.
     """
     parts = [*sublayers(layer), *getattr(layer, "metrics", [])]
-    others = {id(variable) for each in parts for variable in module_variables(each)}
+    others = {id(variable) for part in parts for variable in module_variables(part)}
     others |= {id(variable) for variable in (*seed_variables(layer), *recurrent_states(layer))}
-    found = [variable for variable in module_variables(layer) if not variable.trainable and id(variable) not in others]
-    return [*found, *_rescaled(layer)]
+    variables = [variable for variable in module_variables(layer) if not variable.trainable and id(variable) not in others]
+    return [*variables, *_rescaled(layer)]
 
 
 def _rescaled(layer: Layer) -> list[tf.Variable]:
@@ -211,7 +212,7 @@ def _rescaled(layer: Layer) -> list[tf.Variable]:
 @contextmanager
 def state_kept(modules: Sequence[Layer]) -> Iterator[None]:
     """A context after which the state of modules, whatever they do in it, is what it was before."""
-    variables = list({id(each): each for module in modules for each in state_variables(module)}.values())
+    variables = list({id(variable): variable for module in modules for variable in state_variables(module)}.values())
     before = [tf.identity(variable.read_value()) for variable in variables]
     graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     start = 0 if graph is None else len(graph.get_operations())
@@ -256,7 +257,7 @@ def outputs_of(node: Node) -> list[Tensor]:
 
 
 def nodes_in_order(outputs: Iterable[Tensor], known: Iterable[Tensor] = ()) -> list[Node]:
-    """The calls that some symbolic tensors depend on, each after its own; none behind `known` tensors."""
+    """The calls that some symbolic tensors depend on, each after those that it depends on; none behind `known` tensors."""
     order: dict[int, Node] = {}
     stop, stack = {id(tensor) for tensor in known}, [(tensor, False) for tensor in reversed(list(outputs))]
     while stack:
@@ -268,7 +269,7 @@ def nodes_in_order(outputs: Iterable[Tensor], known: Iterable[Tensor] = ()) -> l
             order[id(node)] = node
         else:
             stack.append((tensor, True))
-            stack.extend((each, False) for each in reversed(inputs_of(node)))
+            stack.extend((input_tensor, False) for input_tensor in reversed(inputs_of(node)))
     return list(order.values())
 
 
@@ -298,13 +299,13 @@ def restored_apart(restore: Callable[[], Config], modules: Iterable[Layer]) -> C
 
 
 def called_again(node: Node, tensors: Mapping[int, Tensor]) -> list[Tensor]:
-    """Calls the layer of a node again on symbolic tensors by the `id` of those that they replace; what it returns, flat."""
-    given = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
-    args, kwargs = tf.nest.map_structure(lambda each: tensors.get(id(each), each), given)
+    """What the layer of a node returns, flat, when called again on other symbolic tensors, by `id` of those they replace."""
+    arguments = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
+    args, kwargs = tf.nest.map_structure(lambda argument: tensors.get(id(argument), argument), arguments)
     return list(tf.nest.flatten(layer_of(node)(*args, **kwargs)))
 
 
 def compiled_with(model: Layer) -> Config:
     """The arguments of `compile` that a model was compiled with; none if it was not."""
-    found = getattr(model, "_compile_config", None)
-    return {} if found is None else dict(found.config)
+    compile_config = getattr(model, "_compile_config", None)
+    return {} if compile_config is None else dict(compile_config.config)

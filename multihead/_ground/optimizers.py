@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import in_dtype, map_values, where
@@ -45,8 +45,8 @@ def get_optimizer(optimizer: Optimizer) -> Optimizer:
         named = optimizer_classes().get(optimizer.lower())
         optimizer = optimizer if named is None else named()
     if isinstance(optimizer, dict):  # Keras 2 changes it, and takes one without this entry for a legacy optimizer
-        of_version = {} if KERAS_3 else {"is_legacy_optimizer": False}
-        optimizer = {**optimizer, "config": {**optimizer.get("config", {}), **of_version}}
+        version_entry = {} if KERAS_3 else {"is_legacy_optimizer": False}
+        optimizer = {**optimizer, "config": {**optimizer.get("config", {}), **version_entry}}
     return keras.optimizers.get(optimizer)
 
 
@@ -61,7 +61,7 @@ def copied_optimizer(optimizer: Optimizer) -> Optimizer:
             return type(optimizer)(copied_optimizer(optimizer_core(optimizer)), **own)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or inspect.isroutine(rate):
             config["learning_rate"] = rate  # which has no state, and need not be registered
-        found = type(optimizer).from_config(config)
+        duplicate = type(optimizer).from_config(config)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             f"`optimizer` must be passed to `compile` if that of the model cannot be copied. Received: "
@@ -71,18 +71,18 @@ def copied_optimizer(optimizer: Optimizer) -> Optimizer:
     for name in ("", "_names", "_pattern"):  # what `exclude_from_weight_decay` has set
         attribute = f"_exclude_from_weight_decay{name}"
         if hasattr(optimizer, attribute):
-            setattr(found, attribute, copy.copy(getattr(optimizer, attribute)))
-    return found
+            setattr(duplicate, attribute, copy.copy(getattr(optimizer, attribute)))
+    return duplicate
 
 
 def optimizer_classes() -> dict[str, type]:
     """Keras's optimizers that can be created by name, without arguments, by this name."""
-    base, found = keras.optimizers.Optimizer, {}
-    for each in vars(keras.optimizers).values():
-        if isinstance(each, type) and issubclass(each, base) and each is not base:
-            if not {"inner_optimizer", "optimizer_map"} & set(inspect.signature(each).parameters):  # these wrap others
-                found[each.__name__.lower()] = each
-    return dict(sorted(found.items()))
+    base, classes = keras.optimizers.Optimizer, {}
+    for cls in vars(keras.optimizers).values():
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
+            if not {"inner_optimizer", "optimizer_map"} & set(inspect.signature(cls).parameters):  # these wrap others
+                classes[cls.__name__.lower()] = cls
+    return dict(sorted(classes.items()))
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Variable]]:
@@ -114,25 +114,26 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
     def intercept(*args: Variable, **kwargs: Variable) -> Variable:
         named = [kwargs.pop(name) for name in ("model_variable", "reference_variable") if name in kwargs]
-        given = [*named, *args]
-        slot = derive(*given, **kwargs)
-        slots[id(tensor_variable(given[0]))].append(slot)
+        arguments = [*named, *args]
+        slot = derive(*arguments, **kwargs)
+        slots[id(tensor_variable(arguments[0]))].append(slot)
         return slot
 
-    before = {id(each) for each in core.variables}
+    before = {id(variable) for variable in core.variables}
     object.__setattr__(core, "add_variable_from_reference", intercept)
     try:
         optimizer.build(list(variables))
     finally:
         object.__delattr__(core, "add_variable_from_reference")
-    found = [slots[id(tensor)] for tensor in tensors]
-    created = {id(each): each for each in core.variables if id(each) not in before}
-    by_variable = [each for each in vars(core).values() if isinstance(each, (list, tuple)) and len(each) == len(variables)]
-    for i, slot in ((i, slot) for each in by_variable if before.isdisjoint(map(id, each)) for i, slot in enumerate(each)):
-        if id(slot) in created and all(slot is not other for other in found[i]):
-            found[i].append(slot)
-    assigned = {id(slot) for of_variable in found for slot in of_variable}
-    unknown = [each for key, each in created.items() if key not in assigned and len(each.shape) > 0]
+    slot_lists = [slots[id(tensor)] for tensor in tensors]
+    created = {id(variable): variable for variable in core.variables if id(variable) not in before}
+    lists = [value for value in vars(core).values() if isinstance(value, (list, tuple)) and len(value) == len(variables)]
+    new_lists = [candidates for candidates in lists if before.isdisjoint(map(id, candidates))]
+    for i, slot in itertools.chain.from_iterable(map(enumerate, new_lists)):
+        if id(slot) in created and all(slot is not other for other in slot_lists[i]):
+            slot_lists[i].append(slot)
+    assigned = {id(slot) for variable_slots in slot_lists for slot in variable_slots}
+    unknown = [variable for key, variable in created.items() if key not in assigned and len(variable.shape) > 0]
     if unknown:
         raise ValueError(
             "`optimizer` must create its slots by `add_variable_from_reference`, or keep them in lists of one for each "
@@ -142,8 +143,8 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     if KERAS_3 and core.use_ema:  # zeros otherwise, which a variable that is first trained later would be averaged with
         for variable, average in zip(variables, core._model_variables_moving_average):
             average.assign(variable)
-    _BUILT_FOR[core] = {id(tensor): (tensor, of_variable) for tensor, of_variable in zip(tensors, found)}
-    return found
+    _BUILT_FOR[core] = {id(tensor): (tensor, variable_slots) for tensor, variable_slots in zip(tensors, slot_lists)}
+    return slot_lists
 
 
 # What Keras calls to save and to load the state of an optimizer, and the list of the variables that these then take.
@@ -165,12 +166,12 @@ def _save_as_built_for(optimizer: Optimizer, variables: Sequence[tf.Variable]) -
     strategy = tf.distribute.get_strategy()
 
     @functools.cache
-    def of_core() -> list[Variable]:
+    def core_variables() -> list[Variable]:
         with strategy.scope():
             alone = copied_optimizer(core)
             slots = build_optimizer(alone, variables)
-        places = {id(slot): (i, j) for i, of_variable in enumerate(slots) for j, slot in enumerate(of_variable)}
-        all_slots = {id(slot) for _, of_variable in known.values() for slot in of_variable}
+        places = {id(slot): (i, j) for i, variable_slots in enumerate(slots) for j, slot in enumerate(variable_slots)}
+        all_slots = {id(slot) for _, variable_slots in known.values() for slot in variable_slots}
         others = iter([variable for variable in core.variables if id(variable) not in all_slots])  # counters and rates
         ordered = []
         for variable in alone.variables:
@@ -180,7 +181,7 @@ def _save_as_built_for(optimizer: Optimizer, variables: Sequence[tf.Variable]) -
 
     def saved(saver: Optimizer) -> list[Variable]:
         inner = {id(variable) for variable in core.variables}
-        return [*(variable for variable in saver.variables if id(variable) not in inner), *of_core()]
+        return [*(variable for variable in saver.variables if id(variable) not in inner), *core_variables()]
 
     def save(saver: Optimizer, store: dict[str, Tensor]) -> None:
         for place, variable in enumerate(saved(saver)):
@@ -230,14 +231,14 @@ def loss_scale(optimizer: Optimizer) -> tf.Tensor | None:
 def optimizer_state(optimizer: Optimizer) -> list[Variable]:
     """All variables of a built optimizer, as they are saved: slots, counters, the learning rate, those of loss scaling."""
     core = optimizer_core(optimizer)
-    found = _saved_variables(core)
+    state = _saved_variables(core)
     if hasattr(core.learning_rate, "assign"):
-        found.append(core.learning_rate)
+        state.append(core.learning_rate)
     if core is not optimizer:
-        of_scale = vars(optimizer._loss_scale) if not KERAS_3 else {}
-        found += [value for _, value in sorted(of_scale.items()) if isinstance(value, tf.Variable)]
-        found += _saved_variables(optimizer)
-    return found
+        scale_attributes = vars(optimizer._loss_scale) if not KERAS_3 else {}
+        state += [value for _, value in sorted(scale_attributes.items()) if isinstance(value, tf.Variable)]
+        state += _saved_variables(optimizer)
+    return state
 
 
 def _saved_variables(optimizer: Optimizer) -> list[Variable]:
@@ -279,14 +280,14 @@ def apply_reduced_gradients(
         object.__setattr__(applied, "__dict__", vars(core))
     factor = getattr(core, "loss_scale_factor", None)  # by which Keras 3 divides
 
-    @as_is
-    def apply(of_replica: Sequence[Gradient]) -> None:
+    @no_autograph
+    def apply(replica_gradients: Sequence[Gradient]) -> None:
         if factor is not None:
-            of_replica = [map_values(lambda values: values * factor, gradient) for gradient in of_replica]
+            replica_gradients = [map_values(lambda values: values * factor, gradient) for gradient in replica_gradients]
         if KERAS_3 and has_loss_scaling(optimizer):
-            applied.apply(list(of_replica), list(variables))
+            applied.apply(list(replica_gradients), list(variables))
         else:
-            applied.apply_gradients(list(zip(of_replica, variables)))
+            applied.apply_gradients(list(zip(replica_gradients, variables)))
 
     weight_decay, use_ema = core.weight_decay, bool(core.use_ema)
     if decays is not None and weight_decay is not None:

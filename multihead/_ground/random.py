@@ -25,8 +25,8 @@ def _mixed(bits: tf.Tensor) -> tf.Tensor:
 def uniform(shape: Sequence[Tensor], seed: int, step: Tensor, stream: int = 0) -> tf.Tensor:
     """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn."""
     # Scalars, because a vector of such constants loses its highest bits in graphs of TensorFlow 2.21.
-    of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
-    key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(step, tf.int64), tf.uint64))
+    seed_bits, stream_bits = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
+    key = _mixed(_mixed(_mixed(seed_bits) + stream_bits) + tf.cast(tf.cast(step, tf.int64), tf.uint64))
     counter = tf.cast(tf.range(tf.cast(tf.reduce_prod(shape), tf.int64)), tf.uint64)
     bits = _mixed(key + (counter + tf.constant(1, tf.uint64)) * tf.constant(_GOLDEN, tf.uint64))
     # 24 bits, the precision of float32; through int64, which every kernel can convert.

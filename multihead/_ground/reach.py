@@ -110,24 +110,24 @@ def _is(layer: Layer, names: Sequence[str]) -> bool:
     return any(type(layer) is getattr(keras.layers, name, None) for name in names)
 
 
-def _of_activation(activation: Any, given: Reach | None) -> Reach | None:
+def _of_activation(activation: Any, reach: Reach | None) -> Reach | None:
     """What an activation makes of numbers."""
     if activation is None or activation is keras.activations.linear:
-        return given
+        return reach
     if isinstance(activation, keras.layers.Layer):
-        return _through(activation, [given])
+        return _through(activation, [reach])
     return _ACTIVATIONS.get(activation)
 
 
-def _through(layer: Layer, given: Sequence[Reach | None]) -> Reach | None:
+def _through(layer: Layer, inputs: Sequence[Reach | None]) -> Reach | None:
     """What a layer, a model or an operation makes of numbers."""
     if type(layer) is keras.Sequential:
-        for each in layer.layers:
-            given = [_through(each, given)]
-        return given[0]
+        for sublayer in layer.layers:
+            inputs = [_through(sublayer, inputs)]
+        return inputs[0]
     if isinstance(layer, keras.Model):
         return _of_graph(layer) if is_functional(layer) else None
-    one = given[0] if len(given) == 1 else None
+    one = inputs[0] if len(inputs) == 1 else None
     if _is(layer, _KEPT):
         return _of_activation(getattr(layer, "activation", None), one)
     if _is(layer, _LINEAR):
@@ -135,35 +135,35 @@ def _through(layer: Layer, given: Sequence[Reach | None]) -> Reach | None:
     if _is(layer, _WITH_ZEROS):
         return None if one is None else one.hull(ZERO)
     if _is(layer, ["TimeDistributed"]):
-        return _through(layer.layer, given)
+        return _through(layer.layer, inputs)
     if _is(layer, ["LSTM", "GRU", "SimpleRNN"]):  # gates, which are fractions, let a part of the activation pass
-        found = _of_activation(layer.activation, EVERYTHING)
-        return None if found is None else found.hull(ZERO)
+        reach = _of_activation(layer.activation, EVERYTHING)
+        return None if reach is None else reach.hull(ZERO)
     if _is(layer, ["Bidirectional"]) and layer.merge_mode in ("concat", "ave"):
-        return _through(layer.forward_layer, given)
+        return _through(layer.forward_layer, inputs)
     if _is(layer, ["ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax"]):
         return _of_activation_layer(layer)
     if _is(layer, ["Rescaling"]):
         known = EVERYTHING if one is None else one
         ends = [known.moved(float(a), float(b)) for a, b in np.broadcast(np.asarray(layer.scale), np.asarray(layer.offset))]
-        found = ends[0]
-        for each in ends[1:]:
-            found = found.hull(each)
-        return None if one is None else found
-    if any(each is None for each in given):
+        whole = ends[0]
+        for end in ends[1:]:
+            whole = whole.hull(end)
+        return None if one is None else whole
+    if any(reach is None for reach in inputs):
         return _of_operation(layer)
     by_kind: dict[str, Callable[[Sequence[Reach]], Reach]] = {
-        "Add": lambda all_: Reach(sum(each.low for each in all_), sum(each.high for each in all_)),
-        "Average": lambda all_: Reach(*(sum(ends) / len(all_) for ends in list(zip(*all_))[:2])),
-        "Concatenate": lambda all_: Reach(min(each.low for each in all_), max(each.high for each in all_)),
-        "Maximum": lambda all_: Reach(max(each.low for each in all_), max(each.high for each in all_)),
-        "Minimum": lambda all_: Reach(min(each.low for each in all_), min(each.high for each in all_)),
-        "Subtract": lambda all_: Reach(all_[0].low - all_[1].high, all_[0].high - all_[1].low),
+        "Add": lambda reaches: Reach(sum(reach.low for reach in reaches), sum(reach.high for reach in reaches)),
+        "Average": lambda reaches: Reach(*(sum(ends) / len(reaches) for ends in list(zip(*reaches))[:2])),
+        "Concatenate": lambda reaches: Reach(min(reach.low for reach in reaches), max(reach.high for reach in reaches)),
+        "Maximum": lambda reaches: Reach(max(reach.low for reach in reaches), max(reach.high for reach in reaches)),
+        "Minimum": lambda reaches: Reach(min(reach.low for reach in reaches), min(reach.high for reach in reaches)),
+        "Subtract": lambda reaches: Reach(reaches[0].low - reaches[1].high, reaches[0].high - reaches[1].low),
         "Multiply": _product,
     }
     for kind, combined in by_kind.items():
         if _is(layer, [kind]):
-            return combined([each for each in given if each is not None])
+            return combined([reach for reach in inputs if reach is not None])
     return _of_operation(layer)
 
 
@@ -180,11 +180,11 @@ def _of_activation_layer(layer: Layer) -> Reach | None:
 
 
 def _product(factors: Sequence[Reach]) -> Reach:
-    found = factors[0]
-    for each in factors[1:]:
-        products = [a * b if a and b else 0.0 for a in found[:2] for b in each[:2]]
-        found = Reach(min(products), max(products))
-    return found
+    product = factors[0]
+    for factor in factors[1:]:
+        products = [a * b if a and b else 0.0 for a in product[:2] for b in factor[:2]]
+        product = Reach(min(products), max(products))
+    return product
 
 
 def _of_operation(operation: Layer) -> Reach | None:
@@ -196,9 +196,9 @@ def _of_operation(operation: Layer) -> Reach | None:
         return _ACTIVATIONS.get(function)
     is_keras = type(operation).__module__.startswith("keras.src.ops.")
     kind = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(operation).__name__)
-    found = _OPERATIONS.get(kind.lstrip("_")) if is_keras else None
+    reach = _OPERATIONS.get(kind.lstrip("_")) if is_keras else None
     defaults = {"alpha": 1.0, "axis": -1}
-    return found if all(getattr(operation, name, value) == value for name, value in defaults.items()) else None
+    return reach if all(getattr(operation, name, value) == value for name, value in defaults.items()) else None
 
 
 def _of_graph(model: keras.Model) -> Reach | None:
@@ -208,8 +208,8 @@ def _of_graph(model: keras.Model) -> Reach | None:
         return None
     known: dict[int, Reach | None] = {}
     for node in nodes_in_order(outputs):
-        given = [known.get(id(tensor)) for tensor in inputs_of(node)]
+        inputs = [known.get(id(tensor)) for tensor in inputs_of(node)]
         results = outputs_of(node)
-        found = _through(layer_of(node), given) if given and len(results) == 1 else None
-        known.update({id(tensor): found for tensor in results})
+        reach = _through(layer_of(node), inputs) if inputs and len(results) == 1 else None
+        known.update({id(tensor): reach for tensor in results})
     return known.get(id(outputs[0]))

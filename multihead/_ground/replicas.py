@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.keras import KERAS_3
 from multihead._ground.tensors import with_none
 from multihead._ground.types import Layer, Nested, Tensor
@@ -19,7 +19,7 @@ def num_replicas() -> int:
 
 
 def part_of(value: tf.Tensor) -> tf.Tensor:
-    """What a replica adds to a sum over replicas that is to be a value which all of them have."""
+    """A replica's share of a value that is the same on all replicas: the sum of the shares is the value."""
     number = num_replicas()
     return value if number == 1 else value / number
 
@@ -50,7 +50,7 @@ def local(strategy: tf.distribute.Strategy, value: Tensor) -> tf.Tensor:
 def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Tensor) -> None:
     """Assigns a value to a variable on all replicas, in the cross-replica context."""
     if tf.distribute.has_strategy():
-        strategy.extended.update(variable, as_is(lambda v, new: v.assign(new)), args=(value,), group=False)
+        strategy.extended.update(variable, no_autograph(lambda v, new: v.assign(new)), args=(value,), group=False)
     else:
         variable.assign(value, read_value=False)
 
@@ -60,7 +60,7 @@ def once(action: Callable[[], None]) -> None:
     if num_replicas() == 1:
         action()
     else:
-        tf.distribute.get_replica_context().merge_call(as_is(lambda strategy: action()))
+        tf.distribute.get_replica_context().merge_call(no_autograph(lambda strategy: action()))
 
 
 def is_chief(model: Layer) -> bool:
@@ -81,7 +81,7 @@ def over_replicas(results: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return results()
-    computed: dict[str, Tensor] = context.merge_call(as_is(lambda strategy: results()))
+    computed: dict[str, Tensor] = context.merge_call(no_autograph(lambda strategy: results()))
     if KERAS_3 and has_several_workers(context.strategy):
         # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
         return {name: tf.reshape(value, [1]) for name, value in computed.items()}

@@ -29,17 +29,17 @@ def in_xla() -> bool:
     return False
 
 
-def one_after_another(step: Callable[[State, tf.Tensor], State], state: State, orders: tf.Tensor) -> State:
+def scan_rows(step: Callable[[State, tf.Tensor], State], state: State, orders: tf.Tensor) -> State:
     """`step(state, others)` for each row of `orders`: unrolled for few heads, which is faster, otherwise a loop."""
     count = int(orders.shape[0])
     if count < 16:
         for others in tf.unstack(orders):
             state = step(state, others)
         return state
-    found: State = tf.while_loop(
+    final_state: State = tf.while_loop(
         lambda index, _: index < count, lambda index, state: (index + 1, step(state, orders[index])), (tf.constant(0), state)
     )[1]
-    return found
+    return final_state
 
 
 def where(condition: Tensor, then: Tensor, otherwise: Tensor) -> tf.Tensor:
@@ -84,13 +84,13 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
             return None
         return callback(op_type, inputs, attrs, outputs, op_name, graph)
 
-    present = context.context().op_callbacks
-    before = list(present)
-    present[:] = [functools.partial(called, callback) for callback in before] if in_functions else []
+    callbacks = context.context().op_callbacks
+    before = list(callbacks)
+    callbacks[:] = [functools.partial(called, callback) for callback in before] if in_functions else []
     try:
         yield
     finally:
-        present[:] = before
+        callbacks[:] = before
 
 
 def deduplicate(gradient: Gradient) -> Gradient:
@@ -163,7 +163,7 @@ def added(first: Gradient, second: Gradient) -> Gradient:
     if first is None or second is None:
         return second if first is None else first
     dtype = max(first.dtype, second.dtype, key=lambda dtype: dtype.size)
-    first, second = (map_values(lambda values: tf.cast(values, dtype), each) for each in (first, second))
+    first, second = (map_values(lambda values: tf.cast(values, dtype), gradient) for gradient in (first, second))
     if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
         values = tf.concat([first.values, second.values], axis=0)
         indices = tf.concat([first.indices, tf.cast(second.indices, first.indices.dtype)], axis=0)
@@ -212,10 +212,10 @@ def size(gradient: Gradient) -> tf.Tensor:
     return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float64)
 
 
-def with_none(present: Sequence[Nested], *, like: Sequence[object]) -> list[Nested]:
-    """A list with None where another has None, and what is present at the other places."""
-    left = iter(present)
-    return [None if each is None else next(left) for each in like]
+def with_none(values: Sequence[Nested], *, like: Sequence[object]) -> list[Nested]:
+    """A list with None where `like` has None, and at the other places the values, in their order."""
+    remaining = iter(values)
+    return [None if template is None else next(remaining) for template in like]
 
 
 def computed_if(
@@ -272,7 +272,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
         return None
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
         heads = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        owners = tf.concat([tf.fill([tf.size(each.indices)], i) for i, each in zip(heads, present)], axis=0)
+        owners = tf.concat([tf.fill([tf.size(gradient.indices)], i) for i, gradient in zip(heads, present)], axis=0)
         indices, positions = tf.unique(tf.concat([gradient.indices for gradient in present], axis=0))
         values = tf.concat(as_widest([gradient.values for gradient in present]), axis=0)
         # One sum for all heads, whose segments follow one another: XLA cannot split the positions by head.
@@ -292,7 +292,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
 def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
     """The inner products of the heads' gradients, over all tensors, `[num_heads, num_heads]` float64; some may be None."""
     num_heads = len(by_head)
-    found = [tf.zeros([num_heads, num_heads], tf.float64)]
+    terms = [tf.zeros([num_heads, num_heads], tf.float64)]
     for column in zip(*by_head):
         heads = [k for k, gradient in enumerate(column) if gradient is not None]
         present = [column[k] for k in heads]
@@ -312,8 +312,8 @@ def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
                 products = gramian([matrix.values])
             places = [[[row, column] for column in heads] for row in heads]
             is_whole = len(heads) == num_heads
-            found.append(products if is_whole else tf.scatter_nd(places, products, [num_heads, num_heads]))
-    return tf.add_n(found)
+            terms.append(products if is_whole else tf.scatter_nd(places, products, [num_heads, num_heads]))
+    return tf.add_n(terms)
 
 
 def gramian(rows: Sequence[Tensor], num_heads: int | None = None) -> Tensor:

@@ -20,10 +20,10 @@ Key = TypeVar("Key")
 Choice = TypeVar("Choice")
 
 
-def nearest(given: object, known: Iterable[Key]) -> Key | None:
+def nearest(name: object, known: Iterable[Key]) -> Key | None:
     """The known name that a misspelt one was meant to be, whatever its capitals, hyphens and underscores; or None."""
-    by_text = {plain(name): name for name in known}
-    close = difflib.get_close_matches(plain(given), by_text, n=1)
+    by_text = {plain(choice): choice for choice in known}
+    close = difflib.get_close_matches(plain(name), by_text, n=1)
     return by_text[close[0]] if close else None
 
 
@@ -32,22 +32,22 @@ def plain(name: object) -> str:
     return str(name).replace("_", "").replace("-", "").lower()
 
 
-def did_you_mean(given: Iterable[object], known: Iterable[object], otherwise: str) -> str:
-    """The last sentence of a message: the known name nearest to a given, unknown one, or else what to do instead."""
+def did_you_mean(names: Iterable[object], known: Iterable[object], otherwise: str) -> str:
+    """The last sentence of a message: the known name nearest to one of some unknown names, or else what to do instead."""
     known = list(known)
-    found = [near for near in (nearest(name, known) for name in given) if near is not None]
-    return f"Did you mean {found[0]!r}?" if found else otherwise
+    suggestions = [near for near in (nearest(name, known) for name in names) if near is not None]
+    return f"Did you mean {suggestions[0]!r}?" if suggestions else otherwise
 
 
 def names_known_to(get: Function, module: Layer, more: Iterable[str] = ()) -> list[str]:
     """The public names of `keras.losses` or `keras.metrics` that its `get` knows, each once, and `more` names."""
-    found = {plain(name): name for name in more}
+    names = {plain(name): name for name in more}
     for name in ["accuracy", "acc", "mae", "mape", "mse", "msle", *sorted(vars(module), key=str.swapcase)]:
         with suppress(ValueError, TypeError, KeyError):
             is_other = name.startswith("_") or name in ("get", "serialize", "deserialize", "Loss", "Metric")
             if not is_other and callable(get(name)):
-                found.setdefault(plain(name), name)
-    return list(found.values())
+                names.setdefault(plain(name), name)
+    return list(names.values())
 
 
 def quoted(names: Iterable[object], most: int | None = None) -> str:
@@ -108,9 +108,9 @@ def check_choice(argument: str, value: Choice, choices: Sequence[Choice]) -> Cho
 
 def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], *, complete: bool = False) -> None:
     """Checks names against the registered heads, in both directions if `complete`; a `ValueError` lists both sets."""
-    given = list(names)
-    unknown = [name for name in given if name not in heads]
-    absent = [head for head in heads if head not in given] if complete else []
+    received = list(names)
+    unknown = [name for name in received if name not in heads]
+    absent = [head for head in heads if head not in received] if complete else []
     if unknown or absent:
         problems = []
         if unknown:
@@ -119,7 +119,7 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
             problems.append(f"the head {quoted(absent)} is missing")
         rule = "must name every head, and nothing else" if complete else "must name only heads"
         raise ValueError(
-            f"`{argument}` {rule}: {'; '.join(problems)}. Received: {quoted(given)}; the heads are {quoted(heads)}. "
+            f"`{argument}` {rule}: {'; '.join(problems)}. Received: {quoted(received)}; the heads are {quoted(heads)}. "
             f"{did_you_mean(unknown, heads, 'Correct the names, or add the head with `add_head`.')}"
         )
 
@@ -176,13 +176,15 @@ def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor
 
     A graph computes the message in any case: one operation that asserts is cheaper than a condition around it. Its parts are
     strings and tensors of numbers; the first begins with a backtick. Returns control dependencies for what must not run
-    then.
+    unless the condition holds.
     """
     if not tf.executing_eagerly():
         return [] if in_xla() else [tf.raw_ops.Assert(condition=holds, data=message(), summarize=10)]
     if not bool(holds):
         parts = [[part] if isinstance(part, str) else np.ravel(part) for part in message()]
-        text = [" ".join(f"{each:.9g}" if isinstance(each, np.floating) else str(each) for each in part) for part in parts]
+        text = [
+            " ".join(f"{value:.9g}" if isinstance(value, np.floating) else str(value) for value in part) for part in parts
+        ]
         raise ValueError("".join(text))
     return []
 
@@ -196,18 +198,18 @@ def in_short(error: Exception) -> str:
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
-    """Within, errors of `stop_unless` from a graph, and errors while it is traced, are raised with their message alone."""
+def readable_errors() -> Iterator[None]:
+    """A context in which errors of `stop_unless` in graphs, and errors in tracing, are raised with their message alone."""
     try:
         yield
     except tf.errors.OpError as error:
-        in_graph, of_worker = _IN_GRAPH.search(error.message), _OF_A_WORKER.search(error.message)
-        if in_graph is not None:
-            raise ValueError(in_graph.group(1).replace("] [", "").replace("\\'", "'")) from None
-        if of_worker is not None:
+        assertion, aborted = _IN_GRAPH.search(error.message), _OF_A_WORKER.search(error.message)
+        if assertion is not None:
+            raise ValueError(assertion.group(1).replace("] [", "").replace("\\'", "'")) from None
+        if aborted is not None:
             raise RuntimeError(
                 "The other workers must run until `fit` ends, but one of them has stopped. Received: "
-                f"{' '.join(of_worker.group(1).split())} Start the program again on all workers; with "
+                f"{' '.join(aborted.group(1).split())} Start the program again on all workers; with "
                 "`multihead.callbacks.Checkpoint`, in a folder that they share, training continues where it stopped."
             ) from None
         raise
@@ -219,5 +221,5 @@ def errors_in_words() -> Iterator[None]:
 
 
 def with_message(error: ValueError | TypeError, text: str) -> ValueError | TypeError:
-    """An error with another message, of Python's own class: others may take other arguments than a text."""
+    """An error with another message, of Python's own class: a subclass may take other arguments than a text."""
     return ValueError(text) if isinstance(error, ValueError) else TypeError(text)

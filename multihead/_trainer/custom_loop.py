@@ -18,7 +18,7 @@ from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Dataset, Gradient, Nested, Variable
-from multihead._ground.validation import check_choice, check_positive_whole, errors_in_words
+from multihead._ground.validation import check_choice, check_positive_whole, readable_errors
 from multihead._trainer.options import BALANCE_AT
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
@@ -110,7 +110,7 @@ def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable
 class CustomLoops(TrainerState):
     """The parts of an update for training loops other than `fit`, and measurements of gradients."""
 
-    @errors_in_words()
+    @readable_errors()
     def compute_gradients(self, batch: Nested) -> ComputedGradients:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
@@ -146,7 +146,7 @@ class CustomLoops(TrainerState):
             pair.update = update
         return ComputedGradients(pairs, update, [head.name for head in network.heads])
 
-    @errors_in_words()
+    @readable_errors()
     def head_gradients(self, batch: Nested, at: str = "representation") -> HeadGradients:
         """Computes each head's gradients on a batch, without training: no variable changes.
 
@@ -212,7 +212,7 @@ class CustomLoops(TrainerState):
             update = to_apply(spec, grads_and_vars, self.update_count)
             return apply_update(spec, self.optimizer, clip(spec, update))
 
-    @errors_in_words()
+    @readable_errors()
     def diagnose(
         self, x: Dataset, y: Nested = None, *, sample_weight: Nested = None, batch_size: int | None = None, batches: int = 32
     ) -> Diagnosis:

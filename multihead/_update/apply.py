@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
 from multihead._ground.replicas import all_reduce_sum, assign, local
@@ -64,7 +64,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     kept = [(group.trained, group.state) for group in in_doubt] + network.state_at(spec.running.rates.steps, update.step)
     moves = [(flag, variable) for flag, variables in kept for variable in variables if id(variable) in state]
 
-    @as_is
+    @no_autograph
     def apply_or_skip(
         strategy: tf.distribute.Strategy, gradients: Nested, flags: Nested, seen: Nested, data: Nested, saved: Nested
     ) -> None:

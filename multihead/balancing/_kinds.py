@@ -8,7 +8,7 @@ from functools import partial
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
 from multihead._ground.types import Config, Shape, Tensor, Variable
@@ -147,7 +147,7 @@ class Every(Balancer):
         if num_replicas() == 1:
             found = solve_if_due(*given)
         else:  # inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there
-            of_first = as_is(
+            of_first = no_autograph(
                 lambda strategy, *values: solve_if_due(*tf.nest.map_structure(partial(local, strategy), values))
             )
             found = tf.distribute.get_replica_context().merge_call(of_first, args=given)

@@ -12,7 +12,7 @@ from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import mean_of, times, unit_rows
-from multihead.balancing._solvers.least_squares import dual_cone, followed, nonnegative_least_squares
+from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, search_along_path
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -52,7 +52,7 @@ class CAGrad(PreferenceBalancer):
         if rows.num_heads == 1 or self.c == 0:
             return rows.coefficients((1.0 + self.c) * mean)
         # `d - g_0` is the displacement of the mean's direction whose norm is `c`, or the one to the dual cone.
-        shift = followed(rows, products, bend=0.0, slope=0.0, start=self.c**2, weight=1.0)
+        shift = search_along_path(rows, products, bend=0.0, slope=0.0, start=self.c**2, weight=1.0)
 
         def ended() -> tf.Tensor:
             ends = nonnegative_least_squares(rows.cosines, products[None], rows.noise, rows.tolerance)[0]
@@ -113,7 +113,9 @@ class ConicGrad(PreferenceBalancer):
             return rows.coefficients(mean)
         # The displacement of the mean's direction, of norm 1, after which its cosine is `c`.
         square = self.c**2
-        weights = mean / unit + followed(rows, products, bend=1.0, slope=1.0 - square, start=1.0 - square, weight=square)
+        weights = mean / unit + search_along_path(
+            rows, products, bend=1.0, slope=1.0 - square, start=1.0 - square, weight=square
+        )
         square = tf.reduce_sum(weights * times(rows.cosines, weights))
         is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         scale = where(is_nothing, 0.0 * unit, unit / tf.sqrt(where(is_nothing, 1.0 + 0.0 * square, square)))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.random import uniform
-from multihead._ground.tensors import one_after_another, where
+from multihead._ground.tensors import scan_rows, where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_whole
 from multihead.balancing._base import MANY_HEADS, MAX_HEADS, Balancer
@@ -145,7 +145,7 @@ class PCGrad(Balancer):
             products = tf.reduce_sum(weights * tf.gather(rows.cosines, others), axis=1)
             return weights - tf.minimum(products, 0.0)[:, None] * mark
 
-        weights = one_after_another(project, weights, orders)
+        weights = scan_rows(project, weights, orders)
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
 
 
@@ -219,7 +219,7 @@ class GradVac(Balancer):
             return weights + change * mark, products + change * tf.gather(rows.cosines, others), targets + moved * mark
 
         state = tf.linalg.diag(rows.active), rows.cosines, targets
-        weights, _, targets = one_after_another(turn, state, orders)
+        weights, _, targets = scan_rows(turn, state, orders)
         tensor_variable(self.targets).assign(where(rows.finite, tf.cast(targets, tf.float32), before))
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
 

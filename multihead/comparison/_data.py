@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._data.batch import unmasked
 from multihead._data.data import digest_of
 from multihead._data.reading import as_arrays
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.types import Config, Dataset, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 
@@ -68,7 +68,7 @@ def check_targets(parts: Mapping[str, Dataset], heads: Collection[str]) -> None:
 def of_heads(part: Dataset, heads: Collection[str]) -> Dataset:
     """A part, or a batch, without the targets and weights of other heads."""
     if isinstance(part, tf.data.Dataset):
-        return part.map(as_is(lambda *batch: of_heads(batch, heads)))
+        return part.map(no_autograph(lambda *batch: of_heads(batch, heads)))
     x, *by_head = part
     kept = ({name: value for name, value in each.items() if name in heads} for each in by_head if isinstance(each, Mapping))
     return (x, *(each for each in kept if each))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.calls import as_is
+from multihead._ground.calls import no_autograph
 from multihead._ground.tensors import in_xla, precision_of, where
 from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_dense, is_number, stop_unless
@@ -178,7 +178,7 @@ def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tens
 def checked(check: Callable[[Nested], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
     """The same batches, in each of which `check` raises an error for invalid labels; perhaps read `ahead`."""
 
-    @as_is
+    @no_autograph
     def checked_batch(*parts: Nested) -> Nested:
         check(parts)
         return parts

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import Head, MultiHeadTrainer, class_weights
-from multihead._ground.validation import errors_in_words
+from multihead._ground.validation import readable_errors
 from multihead.heads._named import NamedHead, new_head
 from tests.helpers import labels as reference
 from tests.helpers.cases import quick
@@ -30,7 +30,7 @@ def read(predictions, targets, sample_weight=None, mask=None, *, jit=None, check
 
     if jit is not None:
         weights = tf.function(weights, jit_compile=jit)
-    with errors_in_words():
+    with readable_errors():
         targets = tf.convert_to_tensor(targets)
         return weights(targets, None if sample_weight is None else tf.convert_to_tensor(sample_weight)).numpy()
 

@@ -146,7 +146,9 @@ def _with_opposed(rows: UnitRows) -> tuple[tf.Tensor, ...]:
 _LEVELS = (*(-(10.0**power) for power in range(13, -7, -1)), 0.0, *(10.0**power for power in range(-3, 8)))
 
 
-def followed(rows: UnitRows, products: tf.Tensor, bend: float, slope: float, start: float, weight: float) -> tf.Tensor:
+def search_along_path(
+    rows: UnitRows, products: tf.Tensor, bend: float, slope: float, start: float, weight: float
+) -> tf.Tensor:
     """Weights `v >= 0` of the displacement from `t`, of unit norm, to a point of a path, by search along the path.
 
     The point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k. With `m`

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.tensors import one_after_another, where
+from multihead._ground.tensors import scan_rows, where
 from multihead.balancing._rows import UnitRows
 
 
@@ -61,7 +61,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
             rotation, cosine = _rotation(columns, basis, norms, partners)
             return tf.matmul(columns, rotation), tf.matmul(basis, rotation), tf.maximum(worst, cosine)
 
-        return count + 1, *one_after_another(turn, (columns, basis, worst), tf.constant(rounds, tf.int32))
+        return count + 1, *scan_rows(turn, (columns, basis, worst), tf.constant(rounds, tf.int32))
 
     state = (tf.constant(0), columns, basis, tf.constant(tf.float64.max, tf.float64))
     _, columns, basis, _ = tf.while_loop(lambda count, *others: (count < 30) & (others[-1] > 1e-15), sweep, state)
