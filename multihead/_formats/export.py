@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import call_module, call_users, graph_function
 from multihead._ground.keras import temporarily
-from multihead._ground.layers import all_layers
+from multihead._ground.layers import all_layers, is_functional
 from multihead._ground.references import referenced
 from multihead._ground.types import Config, Function, Layer, Nested
 from multihead._ground.validation import check_head_names, quoted
@@ -58,7 +58,7 @@ def export_heads(
             f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
             "Pass, for example, tf.TensorSpec([None], tf.string)."
         )
-    specs = encoder_specs if preprocess is None else tf.TensorSpec([None], tf.string)
+    specs = _with_dtypes_of(encoder, encoder_specs) if preprocess is None else tf.TensorSpec([None], tf.string)
     specs = specs if inputs is None else inputs
     named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
     if len(named) < len(tf.nest.flatten(specs)):
@@ -122,6 +122,19 @@ def export_heads(
     exported = tf.Module()
     exported.holds = [*signature.variables, *_tables(signature, parts)]
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
+
+
+def _with_dtypes_of(encoder: Layer, specs: Nested) -> Nested:
+    """Specs of data with the dtypes that a functional encoder declares: it takes int64 ids, even if the first were int32."""
+    flat = tf.nest.flatten(specs)
+    declared = tf.nest.flatten(encoder.input) if is_functional(encoder) else []
+    if len(declared) != len(flat):
+        return specs
+    known = [
+        tf.TensorSpec(spec.shape, each.dtype, spec.name) if type(spec) is tf.TensorSpec else spec
+        for each, spec in zip(declared, flat)
+    ]
+    return tf.nest.pack_sequence_as(specs, known)
 
 
 def _steps(argument: str, steps: Step | Mapping[str, Step], heads: Sequence[str]) -> dict[str, Step]:

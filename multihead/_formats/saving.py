@@ -151,8 +151,9 @@ class SavedTrainer(keras.Model):
             preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
                 encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
             inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
-                name of the argument. None: the encoder's inputs or, with `preprocess`, strings,
-                `tf.TensorSpec([None], tf.string)`; the argument is then named `inputs`, or by its key in a dict.
+                name of the argument. None: the encoder's inputs, of a functional encoder with the dtypes of its
+                `keras.Input`, or, with `preprocess`, strings, `tf.TensorSpec([None], tf.string)`; the argument is then named
+                `inputs`, or by its key in a dict.
             generate: A function from what the head reads of the representation to its output, to control generation; for
                 several heads, a dict of these by head name. None: as in `predict`, `module.generate(representation)` with
                 teacher forcing, otherwise `module(representation)`.

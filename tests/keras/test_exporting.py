@@ -206,6 +206,37 @@ def test_inputs_are_named_by_their_keys(tmp_path):
         trainer.export(tmp_path / "z", "y", inputs=same_name)
 
 
+FORMS = {
+    "dict": (lambda ids, x: {"user": ids, "x": x}, {"user", "x"}),
+    "list": (lambda ids, x: [ids, x], {"inputs_0", "inputs_1"}),
+    "alone": (lambda ids, x: ids, {"inputs"}),
+}
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize(("declared", "first"), [("int64", "int32"), ("int32", "int64"), ("int64", "uint8")])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_export_takes_the_dtypes_that_a_functional_encoder_declares(form, declared, first, tmp_path):
+    nest, names = FORMS[form]
+    inputs = nest(keras.Input((), dtype=declared, name="user"), keras.Input((2,), name="x"))
+    ids, *others = tf.nest.flatten(inputs)
+    features = keras.layers.Embedding(9, 2)(ids)
+    trainer = MultiHeadTrainer(keras.Model(inputs, keras.layers.Concatenate()([features, *others]) if others else features))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd")
+    x = nest(np.arange(6).astype(first), np.ones((6, 2)))
+    trainer.fit(x, {"a": np.ones(6)}, verbose=0)
+    trainer.export(tmp_path / "model")
+    signature = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    specs = signature.structured_input_signature[1]
+    dtypes = [declared, "float32"][: len(names)]
+    assert set(specs) == names and sorted(spec.dtype.name for spec in specs.values()) == sorted(dtypes)
+    values = {name: [[2, 3], [1, 8]] if spec.shape.rank == 2 else [1, 8] for name, spec in specs.items()}
+    answer = signature(**{name: tf.constant(each, specs[name].dtype) for name, each in values.items()})["a"]
+    expected = trainer.predict(nest(np.array([1, 8], declared), np.array([[2, 3], [1, 8]], "float32")), verbose=0)["a"]
+    np.testing.assert_allclose(answer, expected, rtol=1e-5)
+
+
 class OfTwo(keras.layers.Layer):
     """An encoder of two inputs, by name."""
 
