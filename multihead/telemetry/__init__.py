@@ -66,17 +66,17 @@ class Statistic(NamedTuple):
 
     def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of each value, float32, and for which of them the update counts."""
-        found, active = self.value(update), update.participation.active
+        value, active = self.value(update), update.participation.active
         number = {"update": 1, "head": active.shape[0], "pair": len(pairs)}[self.per]
-        if found is None or not number:
+        if value is None or not number:
             return tf.zeros([number]), tf.zeros([number], tf.bool)
-        found = tf.cast(found, tf.float32)
-        found = found if self in LOSSES else replicas.part_of(found)
+        value = tf.cast(value, tf.float32)
+        value = value if self in LOSSES else replicas.part_of(value)
         if self.per == "update":
-            return tf.reshape(found, [1]), tf.ones([1], tf.bool)
+            return tf.reshape(value, [1]), tf.ones([1], tf.bool)
         if self.per == "head":
-            return found, active
-        return tf.gather_nd(found, tf.constant(pairs)), tf.stack([active[i] & active[j] for i, j in pairs])
+            return value, active
+        return tf.gather_nd(value, tf.constant(pairs)), tf.stack([active[i] & active[j] for i, j in pairs])
 
 
 def comparable_pairs(spec: UpdateSpec) -> list[tuple[int, int]]:
@@ -103,8 +103,8 @@ def _shares(update: Update) -> tf.Tensor | None:
 
 
 def _cosines(update: Update, columns: int | slice) -> tf.Tensor | None:
-    found = update.combined.cosines
-    return None if found is None else found[:-1, columns]
+    cosines = update.combined.cosines
+    return None if cosines is None else cosines[:-1, columns]
 
 
 def _has_regularizer(spec: UpdateSpec) -> bool:

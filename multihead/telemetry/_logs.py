@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -29,13 +30,36 @@ DECAY = 0.98
 """The decay of running averages per update: half of the weight is on the last 34 updates."""
 
 
+class Part(NamedTuple):
+    """Values to be added to those of the epoch: vectors of sums, and of how many elements, updates or examples each is."""
+
+    sums: Tensor
+    counts: Tensor
+
+
+class Mean(NamedTuple):
+    """A value of the epoch so far; a mean over elements, updates or examples."""
+
+    value: tf.Tensor  # NaN if there was none
+    or_zero: tf.Tensor  # 0 if there was none
+    exists: tf.Tensor  # whether there was any
+    sum: tf.Tensor
+
+
+class Recorded(NamedTuple):
+    """What was recorded in the epoch so far."""
+
+    total_loss: tf.Tensor  # 0 if there was none
+    means: dict[Key, Mean]
+
+
 class Sums(keras.metrics.Metric):
     """The vectors behind the logs, few of them, so that a step has few operations; Keras resets `sums` in every epoch.
 
     Of several replicas, each holds its part of every value; a read from outside adds up the parts.
 
     Attributes:
-        sums: Sums, and then of how many elements, updates or examples each of them is.
+        sums: All sums, followed by all counts, so that one operation adds to both; see `add` and `read`.
         averages: The running averages.
         average_counts: Of how many updates each of them is.
         latest: `[updates, columns]`: the statistics of the latest updates; NaN for missing values.
@@ -51,6 +75,16 @@ class Sums(keras.metrics.Metric):
             self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
             self.latest = self.add_weight(name="latest", shape=latest, **options)
 
+    def add(self, parts: Sequence[Part]) -> None:
+        """Adds this replica's part of all values, which together are in the order of `read`."""
+        vectors = [*(part.sums for part in parts), *(part.counts for part in parts)]
+        variable = tensor_variable(self.sums)
+        variable.assign_add(tf.concat([tf.cast(vector, variable.dtype) for vector in vectors], axis=0))
+
+    def read(self) -> Part:
+        """All sums and counts so far."""
+        return Part(*tf.split(tf.convert_to_tensor(tensor_variable(self.sums)), 2))
+
     def update_state(self, update: Update, applied: tf.Tensor) -> None:
         """As `LogMetrics.update`, which Keras does not wrap."""
         self._logs.value.update(update, applied)
@@ -63,8 +97,8 @@ class Sums(keras.metrics.Metric):
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        total, exist, *_ = self._logs.value.read()
-        return where(exist[ADDED_LOSS], total, float("nan"))
+        recorded = self._logs.value.read()
+        return where(recorded.means[ADDED_LOSS].exists, recorded.total_loss, float("nan"))
 
 
 class LogMetrics:
@@ -86,11 +120,15 @@ class LogMetrics:
         self.heads, self.measured = spec.network.heads, spec.network.measured
         self.spec = spec
         heads, self._pairs = [head.name for head in self.heads], comparable_pairs(spec)
-        shown = [each for each in (*LOSSES, *STATISTICS) if each.level in LEVELS[: LEVELS.index(level) + 1]]
-        shown = [each for each in shown if each.needs is None or each.needs(spec)]
-        self._shown = [(each, names_of(each.name, each.per, heads, self._pairs)) for each in shown]
+        levels = LEVELS[: LEVELS.index(level) + 1]
+        self._shown = [
+            (statistic, names_of(statistic.name, statistic.per, heads, self._pairs))
+            for statistic in (*LOSSES, *STATISTICS)
+            if statistic.level in levels and (statistic.needs is None or statistic.needs(spec))
+        ]
         names = [name for _, names in self._shown for name in names]
-        self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
+        averaged = [own for statistic, own in self._shown if level == "full" and statistic.averaged]
+        self.averaged = [name for own in averaged for name in own]
         self._averaged_at = [names.index(name) for name in self.averaged]
         self.columns = [*names, *(f"{name}_average" for name in self.averaged), "applied"] if names else []
         self._num_statistics = len(names)
@@ -101,7 +139,7 @@ class LogMetrics:
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
         # Of the heads, in the total loss of an evaluation.
         self.weights = first_replica_variable(tf.ones([len(heads)], spec.network.dtype))
-        self._adds_losses = any(losses_of_call(each) or losses_of_weights(each) for each in spec.network.modules)
+        self._adds_losses = any(losses_of_call(module) or losses_of_weights(module) for module in spec.network.modules)
         self._adds_losses |= bool(spec.network.losses_of_trainer)
         self._names_in_logs: list[str] | None = None
         self._check_names()
@@ -127,12 +165,12 @@ class LogMetrics:
     def _results_of_layers(self) -> dict[str, Tensor]:
         """The results of the metrics that layers keep, by their own names, as in Keras."""
         own = {id(metric) for head in (*self.heads, *self.measured) for metric in head.metrics or []}
-        found: dict[str, Tensor] = {}
+        results: dict[str, Tensor] = {}
         for metric in self.spec.network.metrics_of_layers:
             if id(metric) not in own and metric.variables:
                 result = metric.result()
-                found.update(result if isinstance(result, dict) else {metric.name: result})
-        return found
+                results.update(result if isinstance(result, dict) else {metric.name: result})
+        return results
 
     @property
     def counters(self) -> list[tf.Variable]:
@@ -158,34 +196,28 @@ class LogMetrics:
         is_usable = applied & tf.math.is_finite(tf.add_n(of_examples)) if of_examples else applied
         examples = where(is_usable, update.losses.loss_weights.examples, 0.0)
         added, total = (
-            0.0 if each is None else where(is_usable, each * examples, 0.0) for each in (update.added_loss, total)
+            0.0 if loss is None else where(is_usable, loss * examples, 0.0) for loss in (update.added_loss, total)
         )
-        self._add([losses, weighted, counts], self._record(update, applied), [added, total], replicas.part_of(examples))
+        statistics = self._record(update, applied)
+        self._add(Part(losses, counts), statistics, [added, total], replicas.part_of(examples), weighted)
 
     def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
         """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
         self._show_added(added)
-        nothing, of_examples = [tf.zeros([self._num_statistics])], [0.0 if added is None else added * examples, 0.0]
-        self._add([losses, tf.zeros_like(losses), counts], (nothing, nothing), of_examples, examples)
+        nothing, of_examples = tf.zeros([self._num_statistics]), [0.0 if added is None else added * examples, 0.0]
+        self._add(Part(losses, counts), Part(nothing, nothing), of_examples, examples, tf.zeros_like(losses))
 
     def _add(
-        self,
-        losses: Sequence[Tensor],
-        statistics: Sequence[list[Tensor]],
-        of_examples: Sequence[Tensor],
-        examples: tf.Tensor,
+        self, losses: Part, statistics: Part | None, of_examples: Sequence[Tensor], examples: tf.Tensor, weighted: Tensor
     ) -> None:
-        """Adds this replica's part of all values and their counts, in the order of the keys.
+        """Adds this replica's part of all values, in the order of the keys.
 
-        `losses` are `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are;
-        `statistics` two lists of vectors, of statistics and of how many updates each is; `of_examples`, over this number of
-        `examples`, the losses that layers add and the total of a weighting.
+        `losses` are the heads' loss sums, and `weighted` the same times the heads' weights, `[num_heads]`; `of_examples`,
+        over this number of `examples`, the losses that layers add and the total of a weighting.
         """
-        sums, weighted, counts = losses
-        dtype = self.spec.network.dtype
-        values = [sums, *statistics[0], tf.convert_to_tensor(of_examples, dtype), weighted]
-        numbers = [counts, *statistics[1], tf.fill([2], examples), counts]
-        tensor_variable(self.sums.sums).assign_add(tf.concat([tf.cast(each, dtype) for each in (*values, *numbers)], axis=0))
+        added = Part(tf.convert_to_tensor(of_examples, self.spec.network.dtype), tf.fill([2], examples))
+        parts = [losses, statistics, added, Part(weighted, losses.counts)]
+        self.sums.add([part for part in parts if part is not None])
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
@@ -197,22 +229,22 @@ class LogMetrics:
         if not self._adds_losses:
             self._adds_losses, self._names_in_logs = True, None
 
-    def _record(self, update: Update, applied: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def _record(self, update: Update, applied: tf.Tensor) -> Part | None:
         """Records the statistics of an update; this replica's part of them, and of how many updates each is."""
         if not self._shown:
-            return [], []
-        found = [each.part(update, self._pairs) for each, _ in self._shown]
-        values, is_known = (tf.concat(parts, axis=0) for parts in zip(*found))
+            return None
+        parts = [statistic.part(update, self._pairs) for statistic, _ in self._shown]
+        values, is_known = (tf.concat(vectors, axis=0) for vectors in zip(*parts))
         counted = applied & is_known & tf.math.is_finite(values)
         numbers, known = replicas.part_of(tf.cast(counted, tf.float32)), where(counted, values, 0.0)
         row = [where(counted, values, float("nan"))]
         if self.averaged:
-            row.append(self._average(*(tf.gather(each, self._averaged_at) for each in (known, counted, numbers))))
+            row.append(self._average(*(tf.gather(vector, self._averaged_at) for vector in (known, counted, numbers))))
         row.append(replicas.part_of(tf.cast(applied, tf.float32))[tf.newaxis])
         kept, new = tensor_variable(self.sums.latest), tf.concat(row, axis=0)[tf.newaxis]
         kept.assign(new if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], new], axis=0))
         self.recorded.assign_add(1)
-        return [known], [numbers]
+        return Part(known, numbers)
 
     def _average(self, values: tf.Tensor, counted: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
         """Moves the running averages: with `n` updates so far, by `(1 - decay) / (1 - decay^n)` of the difference.
@@ -227,19 +259,19 @@ class LogMetrics:
         numbers.assign(number)
         return where(number > 0, new, float("nan"))
 
-    def read(self) -> tuple[tf.Tensor, dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor], dict[Key, Tensor]]:
-        """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
+    def read(self) -> Recorded:
+        """The total loss and all means of the epoch so far.
 
         The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
         updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
         `r` that layers add. A weighting has its own total in place of the first sum.
         """
-        sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums.sums)), 2)
-        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
-        vectors = exist, means, where(exist, means, float("nan")), sums
-        exist, means, known, sums = (dict(zip(self._keys, tf.unstack(vector))) for vector in vectors)
-        total = tf.add_n([*(means["weighted", head.name] for head in self.heads), means[ADDED_LOSS], means["total"]])
-        return total, exist, means, known, sums
+        sums, counts = self.sums.read()
+        exist, or_zero = counts > 0, tf.math.divide_no_nan(sums, counts)
+        vectors = where(exist, or_zero, float("nan")), or_zero, exist, sums
+        means = {key: Mean(*values) for key, *values in zip(self._keys, *map(tf.unstack, vectors))}
+        keys: list[Key] = [*(("weighted", head.name) for head in self.heads), ADDED_LOSS, "total"]
+        return Recorded(tf.add_n([means[key].or_zero for key in keys]), means)
 
     @unchecked()
     def training_logs(self, *, at_end: bool = False) -> dict[str, Tensor]:
@@ -247,21 +279,22 @@ class LogMetrics:
 
         Before the end, the loss of updates without any label is 0, not NaN, at which `TerminateOnNaN` would stop.
         """
-        total, exist, means, known, sums = self.read()
+        total_loss, means = self.read()
         skipped, _, faults = tf.unstack(self.spec.running.faults.numbers_of_epoch.read_value())
-        is_known = exist[ADDED_LOSS] if at_end else exist[ADDED_LOSS] | tf.equal(faults, 0)
-        loss = where(is_known, total, float("nan"))
-        logs: dict[str, Tensor] = {"loss": loss, **({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {})}
+        is_known = means[ADDED_LOSS].exists if at_end else means[ADDED_LOSS].exists | tf.equal(faults, 0)
+        logs: dict[str, Tensor] = {"loss": where(is_known, total_loss, float("nan"))}
+        logs.update(self._added_logs(means))
         for head in self.heads:
-            logs.update(_head_logs(head, known["loss", head.name], exist["loss", head.name]))
+            logs.update(_head_logs(head, means["loss", head.name]))
         for head in self.measured:
             logs.update(_results(head))
         # What counted in no update is 0, or NaN if updates need not measure it.
         backward = self.spec.methods.backward
-        means_of_updates = known if backward.may_reuse and backward.at_parameters else means
+        need_not = backward.may_reuse and backward.at_parameters
         for statistic, names in self._shown:
-            if statistic not in LOSSES:
-                logs.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
+            for name in names if statistic not in LOSSES else ():
+                mean = means[name]
+                logs[name] = mean.sum if statistic.is_sum else mean.value if need_not else mean.or_zero
         if self.averaged:
             variables = tensor_variable(self.sums.averages), tensor_variable(self.sums.average_counts)
             values, numbers = map(tf.convert_to_tensor, variables)
@@ -277,21 +310,24 @@ class LogMetrics:
 
         The total loss is `sum_k w_k * L_k`, with the constant `weights`, so that those of two epochs can be compared.
         """
-        _, exist, means, known, _ = self.read()
-        keys, logs = [("loss", head.name) for head in self.heads], dict[str, Tensor]()
-        for key, head in zip(keys, self.heads):
-            logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
+        means, logs = self.read().means, dict[str, Tensor]()
+        losses = [means["loss", head.name] for head in self.heads]
+        for loss, head in zip(losses, self.heads):
+            logs.update(_head_logs(head, loss) if head.name in present else {})
         for head in self.measured:
             logs.update(_results(head) if head.name in present else {})
         weights = self.weights.read_value()
-        active = tf.stack([exist[key] for key in keys]) & (weights > 0)
-        total = tf.reduce_sum(where(active, weights * tf.stack([known[key] for key in keys]), 0.0))
-        added = {ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}
-        loss = or_nan(total + means[ADDED_LOSS], tf.reduce_any(active))
-        return {**self._results_of_layers(), "loss": loss, **added, **logs}
+        active = tf.stack([loss.exists for loss in losses]) & (weights > 0)
+        total = tf.reduce_sum(where(active, weights * tf.stack([loss.value for loss in losses]), 0.0))
+        loss = or_nan(total + means[ADDED_LOSS].or_zero, tf.reduce_any(active))
+        return {**self._results_of_layers(), "loss": loss, **self._added_logs(means), **logs}
+
+    def _added_logs(self, means: dict[Key, Mean]) -> dict[str, Tensor]:
+        """The sum of the losses that layers add, if any does."""
+        return {ADDED_LOSS: means[ADDED_LOSS].value} if self._adds_losses else {}
 
     def take_weights(self, heads: Sequence[NamedHead]) -> None:
-        """Takes the present weights of heads for the total loss of evaluations; functions of the step count 1."""
+        """Takes the current weights of heads for the total loss of evaluations; functions of the step count 1."""
         self.weights.assign([1.0 if head.has_weight_function else head.weight for head in heads])
 
     def names(self) -> list[str]:
@@ -323,12 +359,12 @@ class LogMetrics:
         return {name: logs[name] for name in order if name not in hidden}
 
     def latest(self, number: int) -> list[Config]:
-        """The statistics of at most so many latest updates, oldest first.
+        """The statistics of up to that many latest updates, oldest first.
 
         Each has `applied`, statistics and averages by name; None for missing values.
         """
         rows, lines = np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.latest))), []
-        unlisted = {"applied", *(name for each, names in self._shown if each.is_sum for name in names)}
+        unlisted = {"applied", *(name for statistic, names in self._shown if statistic.is_sum for name in names)}
         for row in rows[max(len(rows) - number, 0) :]:
             known = zip(self.columns, map(float, row))
             values = {name: value if np.isfinite(value) else None for name, value in known if name not in unlisted}
@@ -338,12 +374,13 @@ class LogMetrics:
 
 def _names_of(head: NamedHead) -> list[str]:
     """The names of a head's loss and metrics."""
-    return list(_head_logs(head, tf.constant(0.0), tf.constant(True)) if head.is_trained else _results(head))
+    return [*([f"{head.name}_loss"] if head.is_trained else []), *_results(head)]
 
 
-def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Tensor]:
+def _head_logs(head: NamedHead, loss: Mean) -> dict[str, Tensor]:
     """A head's loss and metrics; NaN without labels."""
-    return {f"{head.name}_loss": loss, **{name: or_nan(value, has_labels) for name, value in _results(head).items()}}
+    metrics = {name: or_nan(value, loss.exists) for name, value in _results(head).items()}
+    return {f"{head.name}_loss": loss.value, **metrics}
 
 
 def _results(head: NamedHead) -> dict[str, Tensor]:
