@@ -192,7 +192,10 @@ def reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor 
 
 
 def coefficients_of(balancer: Balancer | None, losses: Losses, products: Tensor) -> tf.Tensor:
-    """`[num_heads]` coefficients of the heads' weighted gradients, from their inner products; 0 for idle heads."""
+    """`[num_heads]` coefficients of the heads' weighted gradients, from their inner products; 0 for idle heads.
+
+    To be called once per update: a balancer with running averages moves them.
+    """
     weights, dtype = losses.loss_weights, losses.loss_weights.counts.dtype
     if balancer is None:
         return tf.cast(weights.participation.trains_encoder, dtype)

@@ -29,6 +29,10 @@ class Balancer(Method):
 
     A row of zeros is an idle head: it must not change the coefficients of the other heads.
 
+    State: `coefficients`, `combine` and `rescale` are called once per update, as `observe` is, and a method with state may
+    move it there: a second call with the same gradients is a second update. Whether an update is applied is known only
+    later; the trainer puts the state back if it is not, and if the update trains no head that trains the encoder.
+
     Attributes:
         uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products) and, passed as
             keyword arguments, `"step"` (an int64 scalar, the number of updates applied so far) and `"losses"`
@@ -95,7 +99,7 @@ class Balancer(Method):
             )
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
-        """The coefficient of each row in the update.
+        """The coefficient of each row in the update; called once per update, and may move the state.
 
         Args:
             gramian: `[num_heads, num_heads]` inner products of the rows, float32 or float64.
@@ -109,7 +113,7 @@ class Balancer(Method):
         )
 
     def combine(self, gradients: Sequence[tf.Tensor], *_: Any, **used: Any) -> list[tf.Tensor]:
-        """The update from the rows themselves, split into tensors.
+        """The update from the rows themselves, split into tensors; called once per update, and may move the state.
 
         Args:
             gradients: Tensors `[num_heads, n_i]`, float32 or float64, one per encoder variable or leaf of the
@@ -127,6 +131,8 @@ class Balancer(Method):
 
     def rescale(self, gradients: Sequence[tf.Tensor], *_: Any, **used: Any) -> list[tf.Tensor]:
         """The rows multiplied by their coefficients; their sum is the update. Only if `rescales` is True.
+
+        Called once per update in place of `combine`, and may move the state.
 
         Args:
             gradients: As for `combine`.

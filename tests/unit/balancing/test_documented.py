@@ -6,8 +6,11 @@ import inspect
 import pathlib
 
 import pytest
+import tensorflow as tf
 
 from multihead import balancing
+from multihead._ground.keras import tensor_variable
+from multihead._update.update import RollBack
 
 METHODS = [
     value
@@ -37,3 +40,17 @@ def test_methods_are_built_without_arguments_and_take_at_most_six(method):
 def test_files_are_short():
     for path in pathlib.Path(balancing.__file__).parent.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 350, path.name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_moves_at_a_call_is_documented_and_set_back(method):
+    balancer = method()
+    rows = tf.constant([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
+    balancer.build((2, 3))
+    first = [tf.convert_to_tensor(each) for each in balancer.variables]
+    before = RollBack(map(tensor_variable, balancer.variables))
+    balancer(rows)
+    moved = [bool(tf.reduce_any(tf.convert_to_tensor(new) != old)) for new, old in zip(balancer.variables, first)]
+    assert any(moved) == ("    State:" in (method.__doc__ or ""))
+    before.restore()
+    assert all(bool(tf.reduce_all(tf.convert_to_tensor(new) == old)) for new, old in zip(balancer.variables, first))
