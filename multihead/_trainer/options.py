@@ -90,15 +90,20 @@ class CompileOptions:
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
         check_choice("check_labels", self.check_labels, (True, False))
-        whole = ("balance_every", "micro_batches", "gradient_accumulation_steps")
-        rates = ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
-        changed: Config = {}
         steps = self.steps_per_execution
         if not (TUNES_STEPS and steps == "auto"):
-            changed["steps_per_execution"] = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
-        changed.update({name: check_positive_whole(name, getattr(self, name)) for name in whole})
-        changed.update({name: check_rate(name, getattr(self, name)) for name in rates})
-        options = replace(self, **changed)
+            steps = check_positive_whole("steps_per_execution", 1 if steps is None else steps)
+        learning_rate, weight_decay = self.encoder_learning_rate_multiplier, self.encoder_weight_decay_multiplier
+        accumulation_steps = self.gradient_accumulation_steps
+        options = replace(
+            self,
+            balance_every=check_positive_whole("balance_every", self.balance_every),
+            micro_batches=check_positive_whole("micro_batches", self.micro_batches),
+            gradient_accumulation_steps=check_positive_whole("gradient_accumulation_steps", accumulation_steps),
+            encoder_learning_rate_multiplier=check_rate("encoder_learning_rate_multiplier", learning_rate),
+            encoder_weight_decay_multiplier=check_rate("encoder_weight_decay_multiplier", weight_decay),
+            steps_per_execution=steps,
+        )
         options._check_balancer()
         for method in (self.weighting, self.balancer, self.head_schedule):
             if method is not None:

@@ -125,7 +125,6 @@ class Head:
         weight = check_weight(self.weight)
         check_metrics({"metrics": self.metrics, "weighted_metrics": self.weighted_metrics}, name)
         class_weight = None if self.class_weight is None else check_class_weight(self.class_weight)
-        rates = ("learning_rate_multiplier", "weight_decay_multiplier")
         checked = {
             "weight": weight,
             "metrics": tuple(self.metrics),
@@ -136,7 +135,8 @@ class Head:
             "class_weight": class_weight,
             "trains_encoder": bool(self.trains_encoder),
             "couples_rows": None if self.couples_rows is None else bool(self.couples_rows),
-            **{rate: check_rate(rate, getattr(self, rate)) for rate in rates},
+            "learning_rate_multiplier": check_rate("learning_rate_multiplier", self.learning_rate_multiplier),
+            "weight_decay_multiplier": check_rate("weight_decay_multiplier", self.weight_decay_multiplier),
         }
         vars(self).update(checked)
         if loss is not None:
