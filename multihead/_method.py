@@ -15,7 +15,7 @@ from multihead._ground.calls import convert_user_function, no_autograph
 from multihead._ground.keras import Untracked, add_state
 from multihead._ground.layers import check_initialized
 from multihead._ground.types import Config, Function, Nested, Shape, Variable
-from multihead._ground.validation import did_you_mean, in_short, plain, quoted
+from multihead._ground.validation import did_you_mean, in_short, normalized, quoted
 
 _CALLED_IN_GRAPHS = (
     *("coefficients", "combine", "rescale", "total", "objective", "regularizer"),
@@ -264,9 +264,9 @@ def find(argument: str, identifier: object, base: type[Kind]) -> Kind | None:
         return identifier
     classes = methods(base)
     if isinstance(identifier, str):
-        by_plain_name: dict[str, type[Kind]] = {plain(name): each for name, each in classes.items()}
-        if plain(identifier) in by_plain_name:
-            return by_plain_name[plain(identifier)]()  # type: ignore[call-arg]
+        by_plain_name: dict[str, type[Kind]] = {normalized(name): each for name, each in classes.items()}
+        if normalized(identifier) in by_plain_name:
+            return by_plain_name[normalized(identifier)]()  # type: ignore[call-arg]
         hint = did_you_mean([identifier], classes, "Pass one of these, or an instance.")
         raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
     raise TypeError(

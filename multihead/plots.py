@@ -96,15 +96,15 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
 
 def _draw(run: object, names: Sequence[str], draw: Callable[[Axis, Run, str], None], what: str, remedy: str) -> Figure:
     """Draws statistics of runs, each that a run has on an axis of its own, with the run's name if there are several."""
-    found = runs_of(run)
-    rows = [(each, name) for each in found for name in names if any(key.endswith(f"_{name}") for key in each.values)]
+    runs = runs_of(run)
+    rows = [(one_run, name) for one_run in runs for name in names if any(key.endswith(f"_{name}") for key in one_run.values)]
     if not rows:
         raise ValueError(f"`run` must have {what}. Received: a run without. {remedy}")
     figure, axes = drawing.new_figure("`plots`", len(rows), 1, (8, 4.5 * len(rows)))
-    for axis, (each, name) in zip(axes[:, 0], rows):
-        draw(axis, each, name)
+    for axis, (one_run, name) in zip(axes[:, 0], rows):
+        draw(axis, one_run, name)
         message, detail = _TITLES[name]
-        drawing.title(axis, message if len(found) == 1 else f"{each.name}: {message}", detail)
+        drawing.title(axis, message if len(runs) == 1 else f"{one_run.name}: {message}", detail)
     return figure
 
 
@@ -208,12 +208,12 @@ def all_of(run: OneRun | Sequence[OneRun], folder: str | os.PathLike[str] = ".")
     Returns:
         The files.
     """
-    found, folder = runs_of(run), Path(folder)
+    runs, folder = runs_of(run), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for plot in (losses, norms, shares, weights, cosines):
         try:
-            figure = plot(found)
+            figure = plot(runs)
         except ValueError:  # the runs do not have these values
             continue
         files.append(folder / f"{plot.__name__}.png")

@@ -29,14 +29,16 @@ def optional(module: str) -> ModuleType | None:
 
 def needed(module: str, extra: str, what: str) -> ModuleType:
     """An optional module."""
-    found = optional(module)
-    if found is None:
+    imported = optional(module)
+    if imported is None:
         package = module.partition(".")[0]
         raise ImportError(f"{what} needs {package}. Received: none installed. Run `pip install 'multihead[{extra}]'`.")
-    return found
+    return imported
 
 
-def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
+def table_as_text(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None
+) -> str:
     """A table as text; columns of `numbers`, by default all but the first, are aligned to the right."""
     numbers = columns[1:] if numbers is None else numbers
     widths = [max(map(len, column)) for column in zip(columns, *rows)]
@@ -104,8 +106,8 @@ def heat_map(axis: Axis, message: str, names: Sequence[str], values: np.ndarray)
     shown = np.where(np.tri(len(rows), dtype=bool), values[-len(rows) :, : len(rows)], np.nan)
     axis.pcolormesh(np.ma.masked_invalid(shown), vmin=-1, vmax=1, cmap="PuOr", edgecolors="white", lw=2)
     for i, j in zip(*np.nonzero(np.isfinite(shown))):
-        text, of_text = f"{round(float(shown[i, j]), 2) + 0.0:+.2f}", "white" if abs(shown[i, j]) > 0.6 else "black"
-        axis.text(j + 0.5, i + 0.5, text, ha="center", va="center", color=of_text)
+        text, text_colour = f"{round(float(shown[i, j]), 2) + 0.0:+.2f}", "white" if abs(shown[i, j]) > 0.6 else "black"
+        axis.text(j + 0.5, i + 0.5, text, ha="center", va="center", color=text_colour)
     long = max(map(len, columns)) * len(columns) > 60
     axis.set_xticks(np.arange(len(rows)) + 0.5, columns, rotation=30 if long else 0, ha="right" if long else "center")
     axis.set_yticks(np.arange(len(rows)) + 0.5, rows)

@@ -43,11 +43,11 @@ def draw_front(
         points = [point for point in points if np.isfinite(point.means).all()]
         _scatter(axis, points, colours)
         title(axis, "What each head gains and pays", f"{detail}; hollow: at equal cost; bars: standard deviation")
-        for of_axis, head in zip((axis.xaxis, axis.yaxis), names):
+        for side, head in zip((axis.xaxis, axis.yaxis), names):
             way = "lower" if directions[head] == "min" else "higher"
-            of_axis.set_label_text(f"{names[head]} ({way} is better, and further out)", color=GREY)
-            of_axis.set_inverted(way == "lower")
-        _label(figure, axis, {point.name: point.means for point in points}, colours)
+            side.set_label_text(f"{names[head]} ({way} is better, and further out)", color=GREY)
+            side.set_inverted(way == "lower")
+        _label_points(figure, axis, {point.name: point.means for point in points}, colours)
     else:
         _parallel(figure, axis, points, list(names.values()), colours)
         title(axis, "What each head gains and pays", f"change against each head alone; {detail}; dashed: at equal cost")
@@ -58,24 +58,24 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
     """A point for each variant, a line over those with fixed weights, and an arrow to each at equal cost."""
     known = {point.name: point for point in points}
     for at_equal_cost, style in ((False, "-"), (True, "--")):
-        fixed = [list(each.means) for each in points if each.role == "fixed" and bool(each.base) == at_equal_cost]
+        fixed = [list(point.means) for point in points if point.role == "fixed" and bool(point.base) == at_equal_cost]
         axis.plot(*zip(*sorted(fixed)), color=GREY, lw=1.5, ls=style, alpha=0.6, zorder=1)
     for point in points:
-        (x, y), (width, height), of_point = point.means, point.deviations, colours[point.name]
-        axis.errorbar([x], [y], [height], [width], color=of_point, lw=0.8, alpha=0.5, zorder=2)
+        (x, y), (width, height), point_colour = point.means, point.deviations, colours[point.name]
+        axis.errorbar([x], [y], [height], [width], color=point_colour, lw=0.8, alpha=0.5, zorder=2)
         if point.base in known:
-            arrow = {"arrowstyle": "->", "color": of_point, "lw": 0.8, "ls": ":", "shrinkA": 5, "shrinkB": 5}
+            arrow = {"arrowstyle": "->", "color": point_colour, "lw": 0.8, "ls": ":", "shrinkA": 5, "shrinkB": 5}
             axis.annotate("", (x, y), (known[point.base].means[0], known[point.base].means[1]), arrowprops=arrow)
         if point.role == "alone":
             axis.axvline(x, color=GREY, lw=0.8, ls=":", zorder=0)
             axis.axhline(y, color=GREY, lw=0.8, ls=":", zorder=0)
-        size, face = 14 if point.role == "alone" else 7, "white" if point.base else of_point
-        axis.plot([x], [y], _MARKERS[point.role], color=of_point, mfc=face, ms=size, zorder=3)
+        size, face = 14 if point.role == "alone" else 7, "white" if point.base else point_colour
+        axis.plot([x], [y], _MARKERS[point.role], color=point_colour, mfc=face, ms=size, zorder=3)
     axis.margins(0.1)
     open_axis(axis)
 
 
-def _label(figure: Figure, axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
+def _label_points(figure: Figure, axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
     """Names at the right edge, apart from each other, in the order of their points' heights, with lines to the points."""
     figure.draw_without_rendering()
     heights = (axis.transData + axis.transAxes.inverted()).transform(list(ends.values()))[:, 1]
@@ -107,4 +107,4 @@ def _parallel(figure: Figure, axis: Axis, points: Sequence[Point], names: Sequen
     axis.margins(x=0.02)
     axis.grid(axis="x", color="#dddddd")
     open_axis(axis)
-    _label(figure, axis, ends, colours)
+    _label_points(figure, axis, ends, colours)

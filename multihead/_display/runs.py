@@ -26,7 +26,7 @@ class Run:
         values: By name, `[lines]` statistics; NaN where an update does not have one.
         validation_steps: `[epochs]`: the number of updates after each epoch with validation.
         validation: By name (`val_...`), `[epochs]` values.
-        name: What the run is called beside others.
+        name: The name of the run beside others.
         unit: What `steps` count: `"updates"`, or `"epochs"`, whose values are means already.
     """
 
@@ -70,16 +70,16 @@ def _run_of(lines: Sequence[Config], argument: str, name: str, unit: str) -> Run
     updates = [line for line in lines if line.get("applied")]
     validations = [line for line in lines if "applied" not in line]
     tables = []
-    for found in (updates, validations):  # in which heads may have been added and dropped
-        names = dict.fromkeys(name for line in found for name in line if name not in _OF_LINES)
-        tables.append({name: np.array([line.get(name) for line in found], np.float64) for name in names})
+    for group in (updates, validations):  # in which heads may have been added and dropped
+        names = dict.fromkeys(name for line in group for name in line if name not in _OF_LINES)
+        tables.append({name: np.array([line.get(name) for line in group], np.float64) for name in names})
     heads = tuple(name.removesuffix("_loss") for name in tables[0] if name.endswith("_loss"))
     if not heads:
         raise ValueError(
             f"`{argument}` must have applied updates with the losses of heads. Received: {name!r}, with "
             f"{', '.join(tables[0]) or 'no update'}. Pass the ledger of a longer run, or what `fit` has returned."
         )
-    steps, validation_steps = (np.array([line["step"] for line in found]) for found in (updates, validations))
+    steps, validation_steps = (np.array([line["step"] for line in group]) for group in (updates, validations))
     return Run(heads, steps, tables[0], validation_steps, tables[1], name, unit)
 
 
@@ -101,44 +101,44 @@ def read_lines(
         near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
         hint = f"Did you mean {str(folder / near)!r}?" if near else hint
         raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
-    texts, found = Path(path).read_text(encoding="utf-8").split("\n"), []
+    texts, objects = Path(path).read_text(encoding="utf-8").split("\n"), []
     for number, text in enumerate(texts, start=1):
         try:
             line = json.loads(text) if text else None
         except ValueError:
             line = None
         if isinstance(line, dict) and is_valid(line, number):
-            found.append(line)
+            objects.append(line)
         elif text and (number < len(texts) or (number == 1 and not text.startswith(f'{{"{first}"'[: len(text)]))):
             raise ValueError(
                 f"`path` must be the file of {kind}. Received: {os.fspath(path)!r}, whose line {number} is {text[:60]!r}. "
                 f"{hint}"
             )
-    return found
+    return objects
 
 
 def runs_of(run: object) -> list[Run]:
-    """The runs of what a plot is given: one or several."""
-    found = []
-    for each in run if isinstance(run, (list, tuple)) else [run]:
-        if isinstance(each, Run):
-            found.append(each)
-        elif isinstance(each, (str, os.PathLike)):
-            found.append(read(each))
-        elif hasattr(each, "history") and hasattr(each, "epoch"):
+    """The runs that a plot takes: one or several."""
+    runs = []
+    for source in run if isinstance(run, (list, tuple)) else [run]:
+        if isinstance(source, Run):
+            runs.append(source)
+        elif isinstance(source, (str, os.PathLike)):
+            runs.append(read(source))
+        elif hasattr(source, "history") and hasattr(source, "epoch"):
             lines: list[Config] = []
-            for place, epoch in enumerate(each.epoch, start=-len(each.epoch)):  # not each has a validation
-                values = {name: known[place] for name, known in each.history.items() if place >= -len(known)}
-                of_validation = {name: value for name, value in values.items() if name.startswith("val_")}
-                of_training = {name: value for name, value in values.items() if name not in of_validation}
-                lines.append({"step": epoch + 1, "applied": True, **of_training})
-                lines += [{"step": epoch + 1, **of_validation}] if of_validation else []
-            found.append(_run_of(lines, "run", "history", "epochs"))
+            for place, epoch in enumerate(source.epoch, start=-len(source.epoch)):  # not every epoch has a validation
+                values = {name: known[place] for name, known in source.history.items() if place >= -len(known)}
+                validation = {name: value for name, value in values.items() if name.startswith("val_")}
+                training = {name: value for name, value in values.items() if name not in validation}
+                lines.append({"step": epoch + 1, "applied": True, **training})
+                lines += [{"step": epoch + 1, **validation}] if validation else []
+            runs.append(_run_of(lines, "run", "history", "epochs"))
         else:
             raise TypeError(
                 "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`, or a list of these. "
-                f"Received: {each!r}. Pass what `fit` has returned."
+                f"Received: {source!r}. Pass what `fit` has returned."
             )
-    if not found:
+    if not runs:
         raise ValueError("`run` must be at least one run. Received: an empty list. Pass the file of a ledger.")
-    return found
+    return runs

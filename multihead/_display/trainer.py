@@ -10,16 +10,16 @@ import keras
 import tensorflow as tf
 
 from multihead import losses
-from multihead._display.drawing import GREY, as_text, colour, new_figure, title
+from multihead._display.drawing import GREY, colour, new_figure, table_as_text, title
 from multihead._ground.layers import renamed
 from multihead._ground.types import Figure, Layer, Trainer, Variable
 from multihead._method import Method
 from multihead.rates import Rate
 
 
-def described(method: Method) -> str:
+def describe_method(method: Method) -> str:
     """A method with the options that differ from its defaults: `"CAGrad(c=0.5)"`."""
-    defaults = {name: each.default for name, each in inspect.signature(type(method).__init__).parameters.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(type(method).__init__).parameters.items()}
     config = {name: value for name, value in method.get_config().items() if name in defaults and name != "name"}
     options = [f"{name}={value!r}" for name, value in config.items() if value != defaults[name]]
     return f"{type(method).__name__}({', '.join(options)})" if options else type(method).__name__
@@ -31,7 +31,7 @@ def modules_of(trainer: Trainer) -> list[list[str]]:
     A module whose factor of the learning rate is 0 is frozen.
     """
     rate = 1.0 if trainer.options is None else trainer.options.encoder_learning_rate_multiplier
-    found = [["encoder", *_kind_and_size(trainer.encoder, rate), "", "", ""]]
+    rows = [["encoder", *_kind_and_size(trainer.encoder, rate), "", "", ""]]
     for name, head in trainer.heads.items():
         loss = "" if head.loss is None else losses.get(head.loss).name
         loss += "" if head.target_scaling is None else f" ({type(head.target_scaling).__name__})"
@@ -39,15 +39,15 @@ def modules_of(trainer: Trainer) -> list[list[str]]:
         reads = "all" if head.reads is None else repr(head.reads)
         reads += "" if head.trains_encoder else ", does not train the encoder"
         kind_and_size = _kind_and_size(head.module, head.learning_rate_multiplier)
-        found.append([name, *kind_and_size, loss, "not trained" if head.loss is None else weight, reads])
-    return found
+        rows.append([name, *kind_and_size, loss, "not trained" if head.loss is None else weight, reads])
+    return rows
 
 
 def _kind_and_size(module: Layer, rate: Rate) -> tuple[str, str]:
     kind = "function" if inspect.isfunction(module) else type(module).__name__
     if not getattr(module, "built", True):
         return kind, "not built yet"
-    total, trained = (size_of(getattr(module, each, [])) for each in ("weights", "trainable_weights"))
+    total, trained = (size_of(getattr(module, attribute, [])) for attribute in ("weights", "trainable_weights"))
     trained = 0 if rate == 0 else trained
     return kind, f"{total:,}" if trained == total else f"{total:,} ({trained:,} trained)"
 
@@ -79,8 +79,8 @@ def update_of(trainer: Trainer) -> list[tuple[str, str]]:
     is_number = isinstance(rate, (int, float)) or hasattr(rate, "numpy")
     return [
         ("examples", batches),
-        ("heads that train", described(options.head_schedule)),
-        ("total loss", "sum of weight * loss" if options.weighting is None else described(options.weighting)),
+        ("heads that train", describe_method(options.head_schedule)),
+        ("total loss", "sum of weight * loss" if options.weighting is None else describe_method(options.weighting)),
         ("encoder's gradient", balancing_of(trainer)),
         *passes,
         ("clipping", "none" if options.clip is None else repr(options.clip)),
@@ -99,29 +99,29 @@ def balancing_of(trainer: Trainer) -> str:
     if options is None or options.balancer is None:
         return "plain sum of the heads' gradients"
     every = "" if options.balance_every == 1 else f", solved in every {options.balance_every}th update"
-    return f"{described(options.balancer)}, at the {options.balance_at}{every}"
+    return f"{describe_method(options.balancer)}, at the {options.balance_at}{every}"
 
 
 def print_summary(trainer: Trainer, write: Callable[[str], object]) -> None:
     """Writes the tables of a trainer, one after another."""
-    rows, modules = modules_of(trainer), _modules(trainer)
+    rows, modules = modules_of(trainer), _named_modules(trainer)
     if all(getattr(module, "built", True) for _, module in modules):
         total = size_of(variable for _, module in modules for variable in getattr(module, "weights", []))
         rows.append(["together", "", f"{total:,}", "", "", ""])
     columns = ["part", "module", "parameters", "loss", "weight", "reads"]
-    write(as_text(f"Modules of {trainer.name!r}", columns, rows, numbers=("parameters",)) + "\n")
+    write(table_as_text(f"Modules of {trainer.name!r}", columns, rows, numbers=("parameters",)) + "\n")
     update = update_of(trainer) or [("not compiled yet", "")]
-    write(as_text("One update", ["stage", ""], update, numbers=()))
+    write(table_as_text("One update", ["stage", ""], update, numbers=()))
 
 
 def modules_by_role(trainer: Trainer) -> AbstractContextManager[None]:
     """A context in which the layers of a trainer have the names of their roles, for Keras's own summary."""
     methods = [(name, getattr(trainer, name)) for name in ("weighting", "balancer", "head_schedule")]
-    parts = [*_modules(trainer), *methods]
+    parts = [*_named_modules(trainer), *methods]
     return renamed([(name, part) for name, part in parts if isinstance(part, keras.layers.Layer)])
 
 
-def _modules(trainer: Trainer) -> list[tuple[str, Layer]]:
+def _named_modules(trainer: Trainer) -> list[tuple[str, Layer]]:
     """The encoder and the heads' modules, by name."""
     return [("encoder", trainer.encoder), *((name, head.module) for name, head in trainer.heads.items())]
 
@@ -133,9 +133,9 @@ def draw_model(trainer: Trainer) -> Figure:
     axis, middle = axes[0, 0], (len(heads) - 1) / 2
     box = {"boxstyle": "round,pad=0.6", "fc": "white", "lw": 2}
     centred = {"ha": "center", "va": "center", "fontsize": 9}
-    for k, (name, of_head, number, loss, weight, reads) in enumerate(heads):
-        of_loss = f"{loss}, weight {weight}" if loss else weight
-        text = f"{name}\n{of_head}, {number} parameters, reads {reads}\n{of_loss}"
+    for k, (name, module, number, loss, weight, reads) in enumerate(heads):
+        loss_text = f"{loss}, weight {weight}" if loss else weight
+        text = f"{name}\n{module}, {number} parameters, reads {reads}\n{loss_text}"
         arrow = {"arrowstyle": "<|-", "color": colour(k), "lw": 1.5}
         axis.annotate(text, (1, middle), (2, k), bbox={**box, "ec": colour(k)}, arrowprops=arrow, **centred)
     axis.plot([0, 1], [middle, middle], "-o", color="black", markevery=[1])

@@ -184,7 +184,7 @@ def is_finite(gradient: Gradient) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values))
 
 
-def all_of(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+def all_hold(flags: Sequence[tf.Tensor]) -> tf.Tensor:
     """Whether all of some boolean scalars hold; a boolean scalar."""
     return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0] if flags else tf.constant(True)
 

@@ -22,12 +22,12 @@ Choice = TypeVar("Choice")
 
 def nearest(name: object, known: Iterable[Key]) -> Key | None:
     """The known name that a misspelt one was meant to be, whatever its capitals, hyphens and underscores; or None."""
-    by_text = {plain(choice): choice for choice in known}
-    close = difflib.get_close_matches(plain(name), by_text, n=1)
+    by_text = {normalized(choice): choice for choice in known}
+    close = difflib.get_close_matches(normalized(name), by_text, n=1)
     return by_text[close[0]] if close else None
 
 
-def plain(name: object) -> str:
+def normalized(name: object) -> str:
     """A name without capitals, hyphens and underscores."""
     return str(name).replace("_", "").replace("-", "").lower()
 
@@ -41,12 +41,12 @@ def did_you_mean(names: Iterable[object], known: Iterable[object], otherwise: st
 
 def names_known_to(get: Function, module: Layer, more: Iterable[str] = ()) -> list[str]:
     """The public names of `keras.losses` or `keras.metrics` that its `get` knows, each once, and `more` names."""
-    names = {plain(name): name for name in more}
+    names = {normalized(name): name for name in more}
     for name in ["accuracy", "acc", "mae", "mape", "mse", "msle", *sorted(vars(module), key=str.swapcase)]:
         with suppress(ValueError, TypeError, KeyError):
             is_other = name.startswith("_") or name in ("get", "serialize", "deserialize", "Loss", "Metric")
             if not is_other and callable(get(name)):
-                names.setdefault(plain(name), name)
+                names.setdefault(normalized(name), name)
     return list(names.values())
 
 

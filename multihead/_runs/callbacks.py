@@ -37,12 +37,12 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
         items = [[_encode(part, arrays, name) for part in item] for item in value.items()]
         return {"kind": "dict", "items": items}
     if type(value) in (list, tuple):
-        return {"kind": type(value).__name__, "items": [_encode(each, arrays, name) for each in value]}
+        return {"kind": type(value).__name__, "items": [_encode(item, arrays, name) for item in value]}
     raise _NoData
 
 
 def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The value that `_encode` has written."""
+    """The inverse of `_encode`."""
     if not isinstance(value, dict):
         return value
     if value["kind"] in ("array", "scalar"):
@@ -50,39 +50,41 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return array[()] if value["kind"] == "scalar" else array.copy()
     items = value["items"]
     if value["kind"] == "dict":
-        return {_decode(key, arrays): _decode(each, arrays) for key, each in items}
-    return (list if value["kind"] == "list" else tuple)(_decode(each, arrays) for each in items)
+        return {_decode(key, arrays): _decode(item, arrays) for key, item in items}
+    return (list if value["kind"] == "list" else tuple)(_decode(item, arrays) for item in items)
 
 
-def _encoded(callback: Callback, place: int) -> dict[str, tuple[object, dict[str, np.ndarray]]]:
+def _encoded_state(callback: Callback, place: int) -> dict[str, tuple[object, dict[str, np.ndarray]]]:
     """The attributes of a callback that can be written as JSON, each with its own arrays."""
     state = callback.get_run_state() if hasattr(callback, "get_run_state") else vars(callback)
-    found = {}
+    encoded = {}
     for name, value in state.items():
         own: dict[str, np.ndarray] = {}
         if name not in _LEFT_OUT:
             value = np.asarray(tensor_variable(value)) if isinstance(tensor_variable(value), tf.Variable) else value
             with suppress(_NoData):
-                found[name] = _encode(value, own, f"callback/{place}/{name}"), own
-    return found
+                encoded[name] = _encode(value, own, f"callback/{place}/{name}"), own
+    return encoded
 
 
 class CallbackStates:
     """The state of callbacks: the attributes that training changes. Options are not part of it."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = [each for each in callbacks if not isinstance(each, keras.callbacks.ProgbarLogger)]
-        self._first = list(map(_encoded, self._callbacks, range(len(self._callbacks))))
+        self._callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
+        self._first = list(map(_encoded_state, self._callbacks, range(len(self._callbacks))))
 
     def save(self, arrays: dict[str, np.ndarray]) -> list[Config]:
         """The changed attributes, as JSON; arrays are added to `arrays`."""
         saved = []
         for place, (callback, first) in enumerate(zip(self._callbacks, self._first)):
             state = {}
-            for name, (value, own) in _encoded(callback, place).items():
-                before, of_before = first.get(name, (None, {}))
+            for name, (value, own) in _encoded_state(callback, place).items():
+                before, arrays_before = first.get(name, (None, {}))
                 is_same = name in first and repr(value) == repr(before)
-                is_same &= all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(own.values(), of_before.values()))
+                is_same &= all(
+                    np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(own.values(), arrays_before.values())
+                )
                 if hasattr(callback, "get_run_state") or not is_same:
                     state[name] = value
                     arrays.update(own)
@@ -91,22 +93,22 @@ class CallbackStates:
 
     def restore(self, saved: Sequence[Config], arrays: Mapping[str, np.ndarray]) -> None:
         """Gives each callback the state of the saved one of the same class, in order."""
-        left = list(saved)
+        remaining = list(saved)
         for callback in self._callbacks:
-            found = next((each for each in left if each["class"] == type(callback).__name__), None)
-            if found is None:
+            entry = next((candidate for candidate in remaining if candidate["class"] == type(callback).__name__), None)
+            if entry is None:
                 continue
-            left.remove(found)
-            state = {name: _decode(value, arrays) for name, value in found["state"].items()}
+            remaining.remove(entry)
+            state = {name: _decode(value, arrays) for name, value in entry["state"].items()}
             if hasattr(callback, "set_run_state"):
                 callback.set_run_state(state)
                 continue
             if "min_delta" in state:
                 choose_direction(callback)
             for attribute, value in state.items():
-                present = vars(callback).get(attribute)
-                if isinstance(tensor_variable(present), tf.Variable):
-                    tensor_variable(present).assign(value)
+                current = vars(callback).get(attribute)
+                if isinstance(tensor_variable(current), tf.Variable):
+                    tensor_variable(current).assign(value)
                 else:
                     vars(callback)[attribute] = value
 

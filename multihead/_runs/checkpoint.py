@@ -14,8 +14,8 @@ import numpy as np
 from multihead._ground.replicas import is_chief
 from multihead._ground.types import Config, Logs, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
-from multihead._runs.snapshot import Snapshot, read, remove_drafts, write
-from multihead._runs.variables import assign, describe, values_of, variables_of
+from multihead._runs.snapshot import Snapshot, read_snapshot, remove_drafts, write_snapshot
+from multihead._runs.variables import assign_values, describe, values_of, variables_of
 
 _FILE, LOCK = "run.checkpoint", "run.lock"
 
@@ -89,7 +89,7 @@ class Checkpoint(keras.callbacks.Callback):
         values = values_of(variables)  # with several workers, all of them must read
         if is_chief(trainer):
             described = {**description, "parts": describe(trainer, variables)}
-            write(self.path, Snapshot(described, {**arrays, **values}))
+            write_snapshot(self.path, Snapshot(described, {**arrays, **values}))
 
     def delete(self) -> None:
         """Deletes the checkpoint, and the folder if nothing else is in it."""
@@ -108,7 +108,7 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
             ValueError: It is damaged, or cannot be read.
         """
-        return read(self.path) if self.path.exists() else None
+        return read_snapshot(self.path) if self.path.exists() else None
 
     def load(self, trainer: Trainer, snapshot: Snapshot | None = None) -> Snapshot | None:
         """Loads the variables of a built, compiled trainer from the checkpoint.
@@ -127,20 +127,20 @@ class Checkpoint(keras.callbacks.Callback):
         snapshot = self.read() if snapshot is None else snapshot
         if snapshot is None:
             return None
-        saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
-        if saved != present:
-            self.refuse("the trainer", "Create the trainer as it was", saved, present)
+        saved, current = snapshot.description["parts"], describe(trainer, variables_of(trainer))
+        if saved != current:
+            self.refuse("the trainer", "Create the trainer as it was", saved, current)
         self.assign(trainer, snapshot)
         return snapshot
 
-    def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-        """Says how what was saved, as text by name, differs from what is present; a warning if the checkpoint is not strict.
+    def refuse(self, what: str, remedy: str, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+        """Reports how what was saved, as text by name, differs from what is there now: a warning if it is not strict.
 
         Raises:
             ValueError: The checkpoint is strict.
         """
-        names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
-        rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
+        names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
+        rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), current.get(name, "-")) for name in names)]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         table = (f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)
         text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n" + "\n".join(table) + "\n"
@@ -151,13 +151,13 @@ class Checkpoint(keras.callbacks.Callback):
     def assign(self, trainer: Trainer, snapshot: Snapshot) -> None:
         """Gives the trainer's variables the values of a checkpoint, as far as they fit."""
         variables = variables_of(trainer)
-        saved, present = snapshot.description["parts"], describe(trainer, variables)
+        saved, current = snapshot.description["parts"], describe(trainer, variables)
         # The state of methods is by position of the heads.
         by_heads = ("weighting", "balancer", "head_schedule", "metrics", "trainer")
-        moved = by_heads if saved["heads"] != present["heads"] else ()
+        moved = by_heads if saved["heads"] != current["heads"] else ()
         fitting = {
             name: variable
             for name, variable in variables.items()
-            if saved.get(name) == present[name] and name.partition("/")[0] not in moved
+            if saved.get(name) == current[name] and name.partition("/")[0] not in moved
         }
-        assign(fitting, snapshot.arrays)
+        assign_values(fitting, snapshot.arrays)

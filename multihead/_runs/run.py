@@ -40,24 +40,26 @@ _LATEST: weakref.WeakKeyDictionary[Trainer, tuple[Path, int]] = weakref.WeakKeyD
 
 def checkpoint_of(callbacks: Callback | Sequence[Callback]) -> tuple[Checkpoint | None, Callback | Sequence[Callback]]:
     """The `Checkpoint` or `BackupAndRestore` among the callbacks of a `fit`, and the others; without one, the callbacks."""
-    found, others = [], []
+    checkpoints, others = [], []
     for callback in callbacks_of(callbacks):
         if type(callback) is keras.callbacks.BackupAndRestore and callback.save_freq:
-            found.append(Checkpoint(callback.backup_dir, every=callback.save_freq, keep=not callback.delete_checkpoint))
+            checkpoints.append(
+                Checkpoint(callback.backup_dir, every=callback.save_freq, keep=not callback.delete_checkpoint)
+            )
         elif isinstance(callback, Checkpoint):
-            found.append(callback)
+            checkpoints.append(callback)
         else:
             others.append(callback)
-    if len(found) > 1:
+    if len(checkpoints) > 1:
         raise ValueError(
             "`callbacks` must have at most one `Checkpoint` or `BackupAndRestore`. "
-            f"Received: {len(found)}. Leave the others out."
+            f"Received: {len(checkpoints)}. Leave the others out."
         )
-    return (found[0], others) if found else (None, callbacks)
+    return (checkpoints[0], others) if checkpoints else (None, callbacks)
 
 
 @contextmanager
-def open_run(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | None]:
+def open_run(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[SavedRun | None]:
     """A context in which a `fit` has locked the folder of a checkpoint; None without a checkpoint."""
     if checkpoint is None:
         yield None
@@ -77,7 +79,7 @@ def open_run(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | 
                 f"`directory` must be the folder of one run. Received: {str(folder)!r}, in which another process trains. "
                 "Wait until it ends, or choose another folder."
             )
-        run = Run(trainer, checkpoint)
+        run = SavedRun(trainer, checkpoint)
         try:
             yield run
         finally:
@@ -85,7 +87,7 @@ def open_run(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[Run | 
                 _LATEST[trainer] = checkpoint.path.resolve(), trainer.num_updates
 
 
-class Run:
+class SavedRun:
     """A run in a folder that no other process trains in.
 
     Attributes:
@@ -94,7 +96,7 @@ class Run:
         snapshot: What the run continues from; None in a new run.
         place: Where the snapshot was taken, an epoch and a number of batches.
         is_over: Whether the run has ended with the snapshot; known after `begin`.
-        start: What holds of the whole run; empty before `begin`.
+        start: The description of the run from when it began; empty before `begin`.
     """
 
     def __init__(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -115,7 +117,7 @@ class Run:
             )
         draw_from_variables(self.trainer)
         start: Config = {
-            # Taken from the state, not drawn, so that nothing else draws other numbers than without a checkpoint.
+            # Taken from the state, not drawn, so that everything else draws the same numbers as without a checkpoint.
             "seed": zlib.crc32(repr(random.getstate()).encode()),
             "random": random_numbers(),
             "entered": self._entered,
@@ -131,14 +133,14 @@ class Run:
         self.start = start
         return int(start["seed"])
 
-    def _check(self, saved: Config, present: Config, epochs: int) -> None:
-        """Checks that the description of a checkpoint fits what holds of this `fit`.
+    def _check(self, saved: Config, current: Config, epochs: int) -> None:
+        """Checks that the description of a checkpoint fits that of this `fit`.
 
         Nothing that the trainer has learned may be lost: the trainer is either where the run began, as in the same program
         started again, or where the run, or its last checkpoint, has ended.
         """
         self.is_over = self.place[0] >= epochs or (saved["stopped"] and not self.place[1])
-        began, ended, updates = saved["start"]["updates"], saved["updates"], present["updates"]
+        began, ended, updates = saved["start"]["updates"], saved["updates"], current["updates"]
         folder = str(self.checkpoint.directory)
         was_latest = _LATEST.get(self.trainer) == (self.checkpoint.path.resolve(), updates)
         if was_latest and updates == ended != began and self.is_over:
@@ -156,18 +158,18 @@ class Run:
         if not is_chief(self.trainer):  # the data of the first worker are saved; another one may read other parts
             return
         start = saved["start"]
-        if start["data"] != present["data"]:
-            self.checkpoint.refuse("the data of `fit`", "Pass the data as they were", start["data"], present["data"])
-        if start["first"] != present["first"]:
+        if start["data"] != current["data"]:
+            self.checkpoint.refuse("the data of `fit`", "Pass the data as they were", start["data"], current["data"])
+        if start["first"] != current["first"]:
             warnings.warn(
-                "`x` does not repeat itself: its first batch differs from that of the run that is continued, so the batches "
+                "`x` is not reproducible: its first batch differs from that of the run that is continued, so the batches "
                 "that follow may differ, too. Make batches from a seed, and pass a new generator to each `fit`.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def around(self, call: FitCall, x: Dataset) -> tuple[FitCall, RunCallbacks]:
-        """The call with callbacks, returned as well, that save the run and are called from the checkpoint's place on."""
+        """The call with callbacks that save the run and are called from the checkpoint's place on; and these callbacks."""
         steps, verbose = call.steps_per_epoch, call.verbose
         if steps is None and isinstance(x, tf.data.Dataset):
             steps = int(x.cardinality())
@@ -187,7 +189,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
 
     callbacks: list[Callback]
 
-    def __init__(self, run: Run, callbacks: Callbacks, *, verbose: int, epochs: int, steps: int | None) -> None:
+    def __init__(self, run: SavedRun, callbacks: Callbacks, *, verbose: int, epochs: int, steps: int | None) -> None:
         self._run, self._trainer = run, run.trainer
         self._is_replaying, self._was_interrupted = False, False
         self._epoch, self._batch, self._since = 0, 0, 0
@@ -291,7 +293,7 @@ class RunCallbacks(keras.callbacks.CallbackList):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which Ctrl-C ends the run after the present step, when it is saved; a second one ends it at once."""
+        """A context in which Ctrl-C ends the run after the current step, when it is saved; a second one ends it at once."""
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGINT)
 

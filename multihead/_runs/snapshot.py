@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
 
 
 class _Body(io.RawIOBase):
-    """A file from its present position on, as a file of its own."""
+    """A file from its current position on, as a file of its own."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class _Body(io.RawIOBase):
         return True
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes a file that replaces the one before only when it is whole and on the disk."""
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """Writes a file that replaces the previous one only when it is complete and on the disk."""
     text = json.dumps(snapshot.description).encode()
     arrays = {_DESCRIPTION: np.frombuffer(text, np.uint8), **snapshot.arrays}
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -100,14 +100,14 @@ def write(path: Path, snapshot: Snapshot) -> None:
 
 
 def remove_drafts(path: Path) -> None:
-    """Removes what `write` has left of a file where the process was killed while it wrote."""
+    """Removes the drafts of a file that were left behind by processes which were killed while they wrote it."""
     for other in path.parent.glob(f"{path.name}.*.tmp"):
         if re.fullmatch(r"\d+", other.name[len(path.name) + 1 : -len(".tmp")]):
             other.unlink(missing_ok=True)
 
 
-def read(path: Path) -> Snapshot:
-    """Reads a file."""
+def read_snapshot(path: Path) -> Snapshot:
+    """Reads what `write_snapshot` has written."""
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -41,7 +41,7 @@ from multihead._ground.types import (
     Trainer,
 )
 from multihead._ground.validation import as_python
-from multihead._runs.run import Run
+from multihead._runs.run import SavedRun
 from multihead._trainer.state import Checked, TrainerState
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
@@ -68,7 +68,7 @@ class Source(NamedTuple):
 class FittedTrainer(TrainerState):
     """How a trainer is fitted, and what Keras calls for each step of training and evaluation."""
 
-    def _fit(self, call: FitCall, run: Run | None) -> Callback:
+    def _fit(self, call: FitCall, run: SavedRun | None) -> Callback:
         """Runs a call of `fit`; without a checkpoint, `run` is None."""
         source, validation, plan = self._prepared_fit(call, run)
         with self._in_phase("fit", plan), ExitStack() as stack:
@@ -84,7 +84,7 @@ class FittedTrainer(TrainerState):
                 stack.enter_context(callbacks.running())
             return super().fit(**loop.for_keras(source.data, None if validation is None else validation.for_loop(run)))
 
-    def _prepared_fit(self, call: FitCall, run: Run | None) -> tuple[Source, Checked | None, Plan]:
+    def _prepared_fit(self, call: FitCall, run: SavedRun | None) -> tuple[Source, Checked | None, Plan]:
         """What a `fit` trains on, its validation data, and what its steps can rely on; each stage makes a new value."""
         data, validation = read_call(call, self._setup.all_names)
         self._build(data.specs, data, every_head=True)
@@ -101,7 +101,7 @@ class FittedTrainer(TrainerState):
         names, strategy = self._setup.all_names, self.distribute_strategy
         fit_scalings(heads, data, call.steps_per_epoch, names, self.update_spec, strategy, eagerly=self._runs_eagerly)
 
-    def _batched(self, data: Data, call: FitCall, run: Run | None, seed: int | None) -> Source:
+    def _batched(self, data: Data, call: FitCall, run: SavedRun | None, seed: int | None) -> Source:
         """The data as Keras's loop reads them: in windows where an update takes several batches, in order in a run."""
         size = self._assert_ready("fit").gradient_accumulation_steps
         is_python = data.batches is not None

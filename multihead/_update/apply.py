@@ -14,7 +14,7 @@ from multihead._ground.calls import no_autograph
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
 from multihead._ground.replicas import all_reduce_sum, assign, local
-from multihead._ground.tensors import all_of, deduplicate, in_dtype, in_xla, is_finite, map_values, where
+from multihead._ground.tensors import all_hold, deduplicate, in_dtype, in_xla, is_finite, map_values, where
 from multihead._ground.types import Config, Gradient, Nested, Optimizer
 from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
@@ -53,7 +53,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     present = [each if each.dtype == dtype else map_values(partial(tf.cast, dtype=dtype), each) for each, dtype in unique]
     # What `update.broken` has not looked at: clipped, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
-    finite = all_of([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
+    finite = all_hold([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
     applies = finite & trains_any
     adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
     scale = loss_scale(optimizer) if adapts else None
@@ -115,7 +115,9 @@ def _restored(strategy: tf.distribute.Strategy, groups: Sequence[tuple[tf.Tensor
 
     def unless_all_take_part(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
         """The tensors that an action returns if it may be that a group is left out, and else others of the same dtypes."""
-        return action() if copies else list(tf.cond(all_of(flags), lambda: [tf.zeros([0], each) for each in dtypes], action))
+        return (
+            action() if copies else list(tf.cond(all_hold(flags), lambda: [tf.zeros([0], each) for each in dtypes], action))
+        )
 
     def read() -> list[tf.Tensor]:
         return [variable.value() for variable in variables]

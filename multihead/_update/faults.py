@@ -13,7 +13,7 @@ from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, variable_name
 from multihead._ground.layers import module_variables
 from multihead._ground.replicas import assign
-from multihead._ground.tensors import all_of, is_finite, where
+from multihead._ground.tensors import all_hold, is_finite, where
 from multihead._ground.validation import quoted, stop_unless
 from multihead._update.network import ByOwner, Network
 
@@ -111,7 +111,7 @@ class Faults:
         run = where(tf.equal(last_step, step), in_a_row, 0) + 1
         # The data that are not finite on one of this process's replicas.
         leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
-        inputs, labels = (~all_of([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
+        inputs, labels = (~all_hold([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
         found = where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))
         is_new = fault if self._limit is None else fault & (in_a_row < self._limit)
         new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from multihead._ground.tensors import all_of
+from multihead._ground.tensors import all_hold
 
 Flag: TypeAlias = tf.Tensor | None
 """Whether an update does something, a boolean scalar; None: every update that is applied does."""
@@ -69,4 +69,4 @@ class Participation(NamedTuple):
 
     def methods_see(self, applied: tf.Tensor) -> tf.Tensor:
         """Whether an update was applied, and trains the encoder, so that the methods see it."""
-        return applied if self.encoder is None else all_of([applied, self.encoder])
+        return applied if self.encoder is None else all_hold([applied, self.encoder])

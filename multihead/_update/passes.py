@@ -14,7 +14,7 @@ import tensorflow as tf
 from multihead._data.batch import batch_size
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
-from multihead._ground.tensors import added, all_of, as_real, computed_if, is_finite, like_complex, scaled, where
+from multihead._ground.tensors import added, all_hold, as_real, computed_if, is_finite, like_complex, scaled, where
 from multihead._ground.types import Gradient, Nested, Tensor
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
@@ -128,7 +128,7 @@ class HeadsPass(EncoderPass):
         for of_loss, of_added in self._heads:
             found = [*of_added.representation, *of_loss.shared, *of_added.shared]
             found += [] if is_measured else of_loss.representation
-            broken.append(~all_of([is_finite(gradient) for gradient in found if gradient is not None]))
+            broken.append(~all_hold([is_finite(gradient) for gradient in found if gradient is not None]))
         return Sums(
             losses=tf.stack([tf.cast(of_loss.value, dtype) for of_loss, _ in self._heads]),
             added_loss=sum_of([of_encoder, *(of_added.value for _, of_added in self._heads)]),

@@ -280,8 +280,8 @@ def balance(
     results: list[tf.Tensor | None] = [None] * lengths[0]
     rows: dict[int, Rows] = {}
     for index, column in enumerate(zip(*gradients)):
-        dense = [None if each is None else tf.convert_to_tensor(deduplicate(each)) for each in column]
-        shapes = [each.shape for each in dense if each is not None]
+        dense = [None if gradient is None else tf.convert_to_tensor(deduplicate(gradient)) for gradient in column]
+        shapes = [gradient.shape for gradient in dense if gradient is not None]
         if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
             raise ValueError(
                 f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
@@ -292,13 +292,13 @@ def balance(
             rows[index] = stacked
     if not rows:
         return results
-    matrices = [each.values for each in rows.values()]
+    matrices = [matrix.values for matrix in rows.values()]
     check_finite_rows(matrices, chosen.head_names)
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
     combined = chosen.combine(matrices, **chosen.used(step=step, losses=losses))
-    for (index, each), update in zip(rows.items(), combined):
+    for (index, matrix), update in zip(rows.items(), combined):
         like = next(row[index] for row in gradients if row[index] is not None)
-        results[index] = tf.cast(each.restore(update), like.dtype)
+        results[index] = tf.cast(matrix.restore(update), like.dtype)
     return results

@@ -37,8 +37,8 @@ class PreferenceBalancer(Balancer):
                 "{'price': 0.5}; a head that is missing has 1."
             )
         self._check_numbers(preference or {})
-        given = None if preference is None else {str(name): float(number) for name, number in preference.items()}
-        self._preference = Untracked(given)  # Keras would track a dict
+        numbers = None if preference is None else {str(name): float(number) for name, number in preference.items()}
+        self._preference = Untracked(numbers)  # Keras would track a dict
 
     @property
     def preference(self) -> dict[str, float] | None:
@@ -82,12 +82,12 @@ class PreferenceBalancer(Balancer):
         return numbers
 
 
-def read(variable: Variable) -> tf.Tensor:
+def read_state(variable: Variable) -> tf.Tensor:
     """The value of a state, float64."""
     return tf.cast(tf.convert_to_tensor(tensor_variable(variable)), tf.float64)
 
 
-def write(variable: Variable, value: tf.Tensor) -> None:
+def write_state(variable: Variable, value: tf.Tensor) -> None:
     """Sets a state, float32."""
     tensor_variable(variable).assign(tf.cast(value, tf.float32))
 
@@ -143,23 +143,23 @@ class Every(Balancer):
 
             return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(self._between(step, active)))
 
-        given = (gramian, tf.cast(step, tf.int64), known)
+        arguments = (gramian, tf.cast(step, tf.int64), known)
         if num_replicas() == 1:
-            found = solve_if_due(*given)
+            coefficients = solve_if_due(*arguments)
         else:  # inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there
-            of_first = no_autograph(
+            on_first_replica = no_autograph(
                 lambda strategy, *values: solve_if_due(*tf.nest.map_structure(partial(local, strategy), values))
             )
-            found = tf.distribute.get_replica_context().merge_call(of_first, args=given)
-        return tf.cast(found, gramian.dtype)
+            coefficients = tf.distribute.get_replica_context().merge_call(on_first_replica, args=arguments)
+        return tf.cast(coefficients, gramian.dtype)
 
     def known(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._is_due(step, active), self._between(step, active)
 
     def _between(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         """The coefficients of a step at which nothing is computed."""
-        found = self.balancer.known(step, active) if self.lags else None
-        return tensor_variable(self.cached).read_value() if found is None else tf.cast(found[1], tf.float32)
+        known = self.balancer.known(step, active) if self.lags else None
+        return tensor_variable(self.cached).read_value() if known is None else tf.cast(known[1], tf.float32)
 
     def _is_due(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         solved = tensor_variable(self.solved).read_value()

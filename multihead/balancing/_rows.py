@@ -98,13 +98,13 @@ def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor
     distance = tf.reduce_max(where(free, lacking / tf.maximum(gain, 0.5), 0.0))
     weights += tf.maximum(distance, 0.0) * inner
 
-    products, total = times(rows.cosines, weights), rows.noise * tf.reduce_sum(tf.abs(weights))
+    products, total = fast_matvec(rows.cosines, weights), rows.noise * tf.reduce_sum(tf.abs(weights))
     is_outside = tf.reduce_min(products) < -_ALLOWED * _norm_bound(rows, weights, products, total)
     has_vanished = tf.reduce_max(tf.abs(products)) <= 64 * total
     return where(is_outside | has_vanished, tf.zeros_like(weights), weights)
 
 
-def times(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+def fast_matvec(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
     """A matrix times a vector, in fewer operations than `matvec`."""
     return tf.reduce_sum(matrix * vector, axis=1)
 
@@ -115,7 +115,7 @@ def _norm_bound(rows: UnitRows, weights: tf.Tensor, products: tf.Tensor, total: 
     return tf.maximum(tf.sqrt(tf.maximum(square, 0.0)), tf.reduce_max(tf.abs(products)))
 
 
-def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
+def inside_of_two(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
     """`DualCone.inside` for two rows. Zero if they oppose each other."""
     cosine = rows.cosines[0, 1]
     square = 1.0 - cosine * cosine

@@ -8,7 +8,7 @@ import tensorflow as tf
 from multihead._ground.tensors import where
 from multihead._ground.validation import check_positive
 from multihead.balancing._base import MAX_HEADS, Balancer
-from multihead.balancing._rows import of_a_pair, times, unit_rows
+from multihead.balancing._rows import fast_matvec, inside_of_two, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone
 
 
@@ -29,7 +29,7 @@ class BargainingBalancer(Balancer):
         scales = tf.pow(rows.norms, power - 1.0)
         if rows.num_heads == 2 and power == 1.0:  # by symmetry, both weights of unit rows are equal
             weights = scales / tf.sqrt(tf.maximum(1.0 + rows.cosines[0, 1], rows.tolerance))
-            return rows.coefficients(of_a_pair(rows, weights))
+            return rows.coefficients(inside_of_two(rows, weights))
         cone = dual_cone(rows)
         takes_part = (rows.active > 0) & ~cone.opposed
         reduced = tf.matmul(cone.removal, tf.matmul(rows.cosines, cone.removal), transpose_a=True)  # without the opposed
@@ -51,7 +51,7 @@ def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
     parts = tf.pow(tf.constant(0.5, tf.float64), tf.range(24, dtype=tf.float64))
 
     def step(count: tf.Tensor, solution: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        pull = solution * times(gramian, solution)
+        pull = solution * fast_matvec(gramian, solution)
         push = scales * tf.pow(solution, 1.0 - power)
         hessian = gramian * solution[:, None] * solution[None, :] + tf.linalg.diag(power * push)
         lengths = tf.sqrt(tf.linalg.diag_part(hessian))
@@ -61,7 +61,7 @@ def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
 
         largest = tf.minimum(0.9 / tf.maximum(tf.reduce_max(-change), 1e-300), 1.0)
         direction = solution * change
-        curvature = tf.reduce_sum(direction * times(gramian, direction))
+        curvature = tf.reduce_sum(direction * fast_matvec(gramian, direction))
         lengths_tried = largest * parts
         tried = 1.0 + lengths_tried[:, None] * change[None, :]
         slopes = tf.reduce_sum(pull * change) + lengths_tried * curvature

@@ -94,7 +94,7 @@ class Chain(Balancer):
         for step in self.steps[:-1]:
             rows = step.rescale(rows, **step.used(**known))
         sums = self.steps[-1].combine(rows, **self.steps[-1].used(**known))
-        return [tf.cast(each, original.dtype) for each, original in zip(sums, gradients)]
+        return [tf.cast(total, original.dtype) for total, original in zip(sums, gradients)]
 
     def get_config(self) -> Config:
         return {**super().get_config(), "steps": [keras.saving.serialize_keras_object(step) for step in self.steps]}

@@ -12,7 +12,7 @@ from multihead._ground.types import Tensor
 from multihead._ground.validation import check_choice
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import inverse_norms, of_a_pair, times, unit_rows
+from multihead.balancing._rows import fast_matvec, inside_of_two, inverse_norms, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._solvers.rotations import principal_axes
 
@@ -69,7 +69,7 @@ class MGDA(Balancer):
         if rows.num_heads == 2:
             weights = tf.maximum(ratios - rows.cosines[0, 1] * tf.reverse(ratios, [0]), 0.0)
             weights = where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
-            moved = of_a_pair(rows, weights)
+            moved = inside_of_two(rows, weights)
             is_stationary = tf.reduce_all(moved == 0) & tf.reduce_any(weights > 0)
         else:
             # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
@@ -81,7 +81,7 @@ class MGDA(Balancer):
         weights = where(is_stationary, weights, moved)
         weights = tf.math.divide_no_nan(weights, tf.reduce_sum(rows.active * weights / rows.norms))
         # At a stationary point, zero unless the combination is exactly zero.
-        left = times(tf.cast(gramian, tf.float64), tf.cast(rows.coefficients(weights), tf.float64))
+        left = fast_matvec(tf.cast(gramian, tf.float64), tf.cast(rows.coefficients(weights), tf.float64))
         return rows.coefficients(where(is_stationary & tf.reduce_any(left != 0), tf.zeros_like(weights), weights))
 
 

@@ -11,7 +11,7 @@ from multihead._ground.tensors import where
 from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import mean_of, times, unit_rows
+from multihead.balancing._rows import fast_matvec, mean_of, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, search_along_path
 
 
@@ -56,7 +56,7 @@ class CAGrad(PreferenceBalancer):
 
         def ended() -> tf.Tensor:
             ends = nonnegative_least_squares(rows.cosines, products[None], rows.noise, rows.tolerance)[0]
-            return where(tf.reduce_sum(ends * times(rows.cosines, ends)) <= self.c**2, ends, shift)
+            return where(tf.reduce_sum(ends * fast_matvec(rows.cosines, ends)) <= self.c**2, ends, shift)
 
         def beside_the_cone() -> tf.Tensor:
             cone = dual_cone(rows)
@@ -116,7 +116,7 @@ class ConicGrad(PreferenceBalancer):
         weights = mean / unit + search_along_path(
             rows, products, bend=1.0, slope=1.0 - square, start=1.0 - square, weight=square
         )
-        square = tf.reduce_sum(weights * times(rows.cosines, weights))
+        square = tf.reduce_sum(weights * fast_matvec(rows.cosines, weights))
         is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         scale = where(is_nothing, 0.0 * unit, unit / tf.sqrt(where(is_nothing, 1.0 + 0.0 * square, square)))
         return rows.coefficients(where(exists, weights * scale, mean))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_choice, check_head_names, is_number
 from multihead.balancing._base import Balancer
-from multihead.balancing._kinds import PreferenceBalancer, prepared, read, write
+from multihead.balancing._kinds import PreferenceBalancer, prepared, read_state, write_state
 from multihead.balancing._rows import unit_rows
 
 
@@ -127,11 +127,11 @@ class NormBudget(PreferenceBalancer):
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
         norms = rows.norms * rows.active
-        given = tf.constant(self._numbers(rows.num_heads), tf.float64)
-        limited = rows.active * tf.cast(given < 1, tf.float64)
+        requested = tf.constant(self._numbers(rows.num_heads), tf.float64)
+        limited = rows.active * tf.cast(requested < 1, tf.float64)
         # A margin for rounding to float32, so that the guarantee holds exactly.
         shave = 1.0 if rows.dtype == tf.float64 else 1.0 - 2.0**-22
-        budgets = limited * given * shave
+        budgets = limited * requested * shave
         has_rest = tf.reduce_any((rows.active > 0) & (limited == 0))
         total = tf.reduce_sum(budgets)
         budgets = where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
@@ -215,16 +215,16 @@ class NormFloor(PreferenceBalancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows, coefficients = unit_rows(gramian), self._coefficients()
-        length, mass = read(self.lengths), read(self.masses)
+        length, mass = read_state(self.lengths), read_state(self.masses)
         trains = (rows.active > 0) & rows.finite
         square = self.beta * length**2 + (1.0 - self.beta) * rows.norms**2
-        write(self.lengths, where(trains, tf.sqrt(square), length))
-        write(self.masses, where(trains, self.beta * mass + 1.0 - self.beta, mass))
+        write_state(self.lengths, where(trains, tf.sqrt(square), length))
+        write_state(self.masses, where(trains, self.beta * mass + 1.0 - self.beta, mass))
         return rows.coefficients(rows.norms * coefficients)
 
     def _coefficients(self) -> tf.Tensor:
         """`[num_heads]` float64: the coefficients of the next update, of heads that may be idle in it, too."""
-        length, mass = read(self.lengths), read(self.masses)
+        length, mass = read_state(self.lengths), read_state(self.masses)
         is_known = mass > 0
         running = length / tf.sqrt(where(is_known, mass, 1.0))
         preference = tf.constant(self._numbers(int(mass.shape[0])), tf.float64)
@@ -310,18 +310,18 @@ class MetaBalance(Balancer):
 
     def rescale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rows, _, finite = prepared(gradients)
-        length, mass = read(self.lengths), read(self.masses)
+        length, mass = read_state(self.lengths), read_state(self.masses)
         if len(rows) != length.shape[1]:
             raise ValueError(
                 f"`gradients` must contain as many tensors as {type(self).__name__} was built for, {length.shape[1]}. "
                 f"Received: {len(rows)}. Build it with a list of shapes, one per gradient tensor."
             )
-        norms = tf.stack([tf.sqrt(tf.reduce_sum(each**2, axis=1)) for each in rows], axis=1)
+        norms = tf.stack([tf.sqrt(tf.reduce_sum(matrix**2, axis=1)) for matrix in rows], axis=1)
         active = (norms > 0) & finite
         length = where(active, self.beta * length + (1.0 - self.beta) * norms, length)
         mass = where(active, self.beta * mass + 1.0 - self.beta, mass)
-        write(self.lengths, length)
-        write(self.masses, mass)
+        write_state(self.lengths, length)
+        write_state(self.masses, mass)
 
         running = tf.math.divide_no_nan(length, mass)
         num_heads = int(norms.shape[0])
@@ -331,4 +331,4 @@ class MetaBalance(Balancer):
         if self.strategy != "both":
             changes &= ratios < 1 if self.strategy == "reduce" else ratios > 1
         factors = where(changes, self.relax * ratios + 1.0 - self.relax, 1.0)
-        return [each * factors[:, index, None] for index, each in enumerate(rows)]
+        return [matrix * factors[:, index, None] for index, matrix in enumerate(rows)]

@@ -14,7 +14,7 @@ from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_whole
 from multihead.balancing._base import MANY_HEADS, MAX_HEADS, Balancer
 from multihead.balancing._kinds import PreferenceBalancer
-from multihead.balancing._rows import of_a_pair, times, unit_rows
+from multihead.balancing._rows import fast_matvec, inside_of_two, unit_rows
 from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, projections
 
 
@@ -50,7 +50,7 @@ class UPGrad(PreferenceBalancer):
         sizes = rows.active * rows.norms * self._numbers(rows.num_heads)
         if rows.num_heads == 2:
             pull = tf.maximum(-rows.cosines[0, 1], 0.0)
-            return rows.coefficients(of_a_pair(rows, sizes + pull * tf.reverse(sizes, [0])))
+            return rows.coefficients(inside_of_two(rows, sizes + pull * tf.reverse(sizes, [0])))
 
         def projected() -> tf.Tensor:
             return dual_cone(rows).inside(tf.linalg.matvec(projections(rows), sizes, transpose_a=True))
@@ -90,12 +90,12 @@ class DualProj(PreferenceBalancer):
         rows = unit_rows(gramian)
         sizes = rows.active * rows.norms * self._numbers(rows.num_heads)
         if rows.num_heads == 2:  # of two rows, at most one conflicts with the sum
-            return rows.coefficients(of_a_pair(rows, sizes + tf.maximum(-tf.linalg.matvec(rows.cosines, sizes), 0.0)))
+            return rows.coefficients(inside_of_two(rows, sizes + tf.maximum(-tf.linalg.matvec(rows.cosines, sizes), 0.0)))
 
         def projected() -> tf.Tensor:
             cone = dual_cone(rows)
-            weights = times(cone.removal, sizes)
-            products = times(rows.cosines, weights)
+            weights = fast_matvec(cone.removal, sizes)
+            products = fast_matvec(rows.cosines, weights)
             norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
             norm = where(norm > 0, norm, 1.0)
             lift = nonnegative_least_squares(rows.cosines, products[None] / norm, rows.noise, rows.tolerance)[0]
@@ -256,12 +256,12 @@ class GradDrop(Balancer):
         self.seed = check_whole("seed", seed)
 
     def combine(self, gradients: Sequence[tf.Tensor], *, step: Tensor = 0) -> list[tf.Tensor]:
-        found = []
+        update = []
         for stream, rows in enumerate(map(tf.stop_gradient, gradients)):
             # Half a unit in the last place keeps the sample above 0, so that a coordinate of one sign is never dropped.
             draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, step, stream), rows.dtype) + 2.0**-25
             total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)
             positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
             kept = where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
-            found.append(tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0))
-        return found
+            update.append(tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0))
+        return update

@@ -13,7 +13,7 @@ from multihead._ground.tensors import gramian, unchecked, where
 from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between, check_positive
 from multihead.balancing._base import Balancer
-from multihead.balancing._kinds import prepared, read, write
+from multihead.balancing._kinds import prepared, read_state, write_state
 
 
 class RunningBalancer(Balancer):
@@ -49,13 +49,15 @@ class RunningBalancer(Balancer):
             )
         rows, active, finite = prepared(gradients)
         tensor_variable(self.counts).assign_add(tf.cast(active, tf.int64))
-        weights, new, tensors = self._weigh(rows, list(map(read, self.running)), active, read(self.counts), losses)
+        weights, new, tensors = self._weigh(
+            rows, list(map(read_state, self.running)), active, read_state(self.counts), losses
+        )
         for variable, value in zip(self.running, new):
-            write(variable, value)
+            write_state(variable, value)
         with unchecked():
             weights = where(finite, weights, float("nan"))
-        sums = [tf.linalg.matvec(each, weights, transpose_a=True) for each in tensors]
-        return [tf.cast(each, original.dtype) for each, original in zip(sums, gradients)]
+        sums = [tf.linalg.matvec(matrix, weights, transpose_a=True) for matrix in tensors]
+        return [tf.cast(total, original.dtype) for total, original in zip(sums, gradients)]
 
     @abstractmethod
     def _weigh(
@@ -128,16 +130,16 @@ class MoCo(RunningBalancer):
         rate = self.beta / tf.pow(tf.maximum(counts, 1.0), self.beta_decay)
         rate = where(active, where(counts > 1, rate, 1.0), 0.0)[:, None]
         # Not `old + rate (new - old)`: rows that are not finite have rate 0.
-        running = [where(rate > 0, (1.0 - rate) * each + rate * new, each) for each, new in zip(old, rows)]
+        running = [where(rate > 0, (1.0 - rate) * average + rate * new, average) for average, new in zip(old, rows)]
         takes_part = tf.cast(active, tf.float64)
-        kept = read(self.weights_of_heads)
+        kept = read_state(self.weights_of_heads)
         share = tf.reduce_sum(kept * takes_part)
         exists = share > 1e-30  # otherwise equal weights
         weights = where(exists, kept, 1.0) * takes_part / where(exists, share, tf.maximum(tf.reduce_sum(takes_part), 1.0))
         step = self.gamma / tf.pow(tf.maximum(tf.reduce_max(counts), 1.0), self.gamma_decay)
         slope = tf.linalg.matvec(gramian(running), weights) + self.rho * weights
         weights = _onto_simplex(weights - step * slope, takes_part)
-        write(self.weights_of_heads, where(active, weights * share, kept))
+        write_state(self.weights_of_heads, where(active, weights * share, kept))
         return weights, running, running
 
 
@@ -200,14 +202,15 @@ class DBMTL(RunningBalancer):
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         if losses is not None:
             losses = tf.cast(losses, tf.float64)
-            rows = [each / where(losses > 0, losses, 1.0)[:, None] for each in rows]
+            rows = [matrix / where(losses > 0, losses, 1.0)[:, None] for matrix in rows]
         past = self.beta / tf.pow(tf.maximum(counts, 1.0), self.sigma)
+        is_active, past_share = active[:, None], past[:, None]
         running = [
-            where(active[:, None], past[:, None] * each + (1.0 - past)[:, None] * new, each) for each, new in zip(old, rows)
+            where(is_active, past_share * average + (1.0 - past_share) * new, average) for average, new in zip(old, rows)
         ]
-        old_mass = read(self.masses)
+        old_mass = read_state(self.masses)
         mass = where(active, past * old_mass + 1.0 - past, old_mass)
-        write(self.masses, mass)
+        write_state(self.masses, mass)
 
         norms = tf.sqrt(tf.linalg.diag_part(gramian(running)))
         norms = where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
@@ -252,14 +255,14 @@ class ExcessMTL(RunningBalancer):
         self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         is_first = active & (counts <= 1)
-        roots = [where(active[:, None], tf.sqrt(each**2 + new**2), each) for each, new in zip(old, rows)]
+        roots = [where(active[:, None], tf.sqrt(root**2 + new**2), root) for root, new in zip(old, rows)]
         risks = tf.add_n([tf.reduce_sum(tf.math.divide_no_nan(new**2, root), 1) for new, root in zip(rows, roots)])
 
-        first, logs = where(is_first, risks, read(self.first_risks)), read(self.log_weights)
-        write(self.first_risks, first)
+        first, logs = where(is_first, risks, read_state(self.first_risks)), read_state(self.log_weights)
+        write_state(self.first_risks, first)
         logs = where(active, logs + self.step_size * tf.math.divide_no_nan(risks, first), logs)
         # A common constant has no effect. This one keeps the largest logarithm at 0 and shifts idle heads too.
-        write(self.log_weights, logs - tf.reduce_max(logs))
+        write_state(self.log_weights, logs - tf.reduce_max(logs))
         lowest = tf.constant(-1e300, tf.float64)
         weights = tf.nn.softmax(where(active, logs, lowest)) * tf.cast(active, tf.float64)
         return weights, roots, rows

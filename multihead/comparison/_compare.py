@@ -15,7 +15,7 @@ from multihead._ground.types import Config, Dataset, Optimizer, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._findings import relative_changes
-from multihead.comparison._jobs import Each, Line, Lines, key_of, named, opened, workers
+from multihead.comparison._jobs import Compute, Line, Lines, key_of, named, open_lines, workers
 from multihead.comparison._probe import check_variant, probe
 from multihead.comparison._result import Comparison
 from multihead.comparison._run import measure_cost, run
@@ -89,12 +89,12 @@ def compare(
             `gradient_accumulation_steps`.
         equal_cost: Whether all variants are also trained at equal cost, or the names of the variants that are.
         measure: A function of a trained trainer and a part of the data that returns metrics by name, in place of
-            `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
+            `evaluate`. The part is as in `data`; for a single-task model, trainer and part have one head.
         file: A file of JSON lines, to which every finished run is written. A call with the same file resumes where the last
             one stopped, also with further variants, seeds, rates or tuning seeds; runs in the file are not repeated. None:
             nothing is written.
-        processes: How many runs are trained at once. Above 1, each process imports the program again: `build` and `data`
-            must be functions at the top level of a file. Results do not depend on it.
+        processes: The number of runs that are trained at once. Above 1, each process imports the program again: `build` and
+            `data` must be functions at the top level of a file. Results do not depend on it.
         verbose: 1 prints a line for every run, 0 nothing.
 
     Returns:
@@ -115,7 +115,7 @@ def compare(
         ...     trainer.add_head("a", keras.layers.Dense(1), "mse")
         ...     trainer.add_head("b", keras.layers.Dense(1), "mse")
         ...     return trainer
-        >>> found = compare(
+        >>> comparison = compare(
         ...     build,
         ...     {"train": part, "validation": part},
         ...     {"plain sum": {}},
@@ -126,9 +126,9 @@ def compare(
         ...     options={"run_eagerly": True},
         ...     verbose=0,
         ... )
-        >>> found.variants, found.seeds
+        >>> comparison.variants, comparison.seeds
         (('alone', 'plain sum'), (0,))
-        >>> found.values("plain sum", "a").shape
+        >>> comparison.values("plain sum", "a").shape
         (1,)
     """
     study = read_study(
@@ -147,15 +147,15 @@ def compare(
     twice = (by_name if equal_cost else ()) if isinstance(equal_cost, bool) else equal_cost
     twice = [check_choice("equal_cost", name, list(by_name)) for name in twice]
     number = check_positive_whole("processes", processes)
-    with opened(file) as lines, workers(study, number, [*by_name.values()]) as each:
-        return _Steps(study, by_name, lines, each, verbose).all(twice, metrics)
+    with open_lines(file) as lines, workers(study, number, [*by_name.values()]) as compute:
+        return _Steps(study, by_name, lines, compute, verbose).all(twice, metrics)
 
 
 class _Steps:
-    """The steps of a comparison: `lines` are what is known already, and `each` computes the rest."""
+    """The steps of a comparison: `lines` are what is known already, and `compute` computes the rest."""
 
-    def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, each: Each, verbose: int) -> None:
-        self._study, self._variants, self._lines, self._each, self._verbose = study, variants, lines, each, verbose
+    def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, compute: Compute, verbose: int) -> None:
+        self._study, self._variants, self._lines, self._compute, self._verbose = study, variants, lines, compute, verbose
         self._metrics: dict[str, list[str]] = {}
         self._baselines: dict[str, float] = {}  # the score of each head alone on the tuning seeds
 
@@ -163,7 +163,7 @@ class _Steps:
         """All steps; `twice` are the variants that are trained at equal cost, too."""
         study = self._study
         first = Job(TUNE, Variant(ALONE), "", 0, study.rates[0])
-        ((_, settings),) = self._each(probe, [(first, metrics)])
+        ((_, settings),) = self._compute(probe, [(first, metrics)])
         self._lines.begin(settings)
         self._metrics, updates = settings["metrics"], settings["updates"]
         first = replace(first, seed=study.tuning_seeds[0], updates=updates)
@@ -187,8 +187,8 @@ class _Steps:
         """Starts every variant that is new or has a `build`, so that errors come before the first run, and records it."""
         known = named(self._lines.lines, "variant")
         doubtful = [job for job in jobs if job.variant.name not in known or job.variant.build is not None]
-        given = [(job, self._metrics) for job in doubtful]
-        starts = {job.variant.name: start for (job, _), start in self._each(check_variant, given)}
+        arguments = [(job, self._metrics) for job in doubtful]
+        starts = {job.variant.name: start for (job, _), start in self._compute(check_variant, arguments)}
         for name, variant in self._variants.items():
             how = {**variant.settings, **({} if variant.build is None else {"start": starts[name]})}
             if name not in known:
@@ -204,14 +204,14 @@ class _Steps:
         name = job.variant.name
         line = named(self._lines.lines, "cost").get(name)
         if line is None:
-            ((_, found),) = self._each(measure_cost, [(job, *alone)])
-            line = self._lines.append(found)
+            ((_, cost),) = self._compute(measure_cost, [(job, *alone)])
+            line = self._lines.append(cost)
             self._say(f"cost of {name!r}: {line['update_ratio']:.2f} of the single-task models' updates together")
         return replace(job, updates=max(round(job.updates / line["update_ratio"]), 1), at_equal_cost=True)
 
     def _tuned(self, jobs: Sequence[Job]) -> list[Job]:
         """Variants or single-task models with the learning rates that are best on the tuning seeds."""
-        rates, seeds, found = self._study.rates, self._study.tuning_seeds, []
+        rates, seeds, tuned = self._study.rates, self._study.tuning_seeds, []
         if len(rates) > 1:
             self._run([replace(job, rate=rate, seed=seed) for job in jobs for rate in rates for seed in seeds])
         runs = self._lines.runs()
@@ -219,7 +219,7 @@ class _Steps:
             best = 0
             if len(rates) > 1:
                 tried = [[replace(job, rate=rate, seed=seed).line for seed in seeds] for rate in rates]
-                scores = [self._score([runs[key_of(line)] for line in of_rate]) for of_rate in tried]
+                scores = [self._score([runs[key_of(line)] for line in rate_lines]) for rate_lines in tried]
                 if not np.isfinite(scores).any():
                     raise ValueError(
                         f"`rates` must have a learning rate with which {job.label!r} stays finite. Received: rates="
@@ -228,12 +228,12 @@ class _Steps:
                 best = int(np.nanargmax(scores))
                 if job.head:
                     self._baselines[job.head] = scores[best]
-            found.append(replace(job, rate=rates[best]))
+            tuned.append(replace(job, rate=rates[best]))
             own = {"head_rates": dict(job.head_rates)} if job.head_rates else {}
             line = {"chosen": job.label, "rate": rates[best], "rates": list(rates), **own}
             if named(self._lines.lines, "chosen").get(job.label) != line:
                 self._lines.append(line)
-        return found
+        return tuned
 
     def _score(self, lines: Sequence[Line]) -> float:
         """The mean metric of a single-task model, signed so that higher is better; the mean delta-m for several heads."""
@@ -250,7 +250,7 @@ class _Steps:
         """Computes the runs that are not known, and checks that runs of a seed had the same start and order."""
         known = self._lines.runs()
         new = [job for job in jobs if key_of(job.line) not in known]
-        for count, (job, line) in enumerate(self._each(run, new), start=1):
+        for count, (job, line) in enumerate(self._compute(run, new), start=1):
             self._check_equal(line)
             values = self._lines.append(line)["metrics"].get(VALIDATION, {})
             names = [metric for metric, _ in self._metrics.values() if values.get(metric) is not None]

@@ -19,34 +19,34 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _PARTS = (TRAIN, VALIDATION, TEST)
 
 
-def parts_of(data: Dataset, seed: int) -> dict[str, Dataset]:
+def data_parts(data: Dataset, seed: int) -> dict[str, Dataset]:
     """The parts of the data for a seed, each a data set of batches or a tuple `(x, y)` or `(x, y, sample_weight)`."""
-    given = data(seed) if callable(data) else data
-    received = f"a dict of {quoted(given)}" if isinstance(given, Mapping) else f"{type(given).__name__}"
-    unknown = [name for name in given if name not in _PARTS] if isinstance(given, Mapping) else []
-    if not isinstance(given, Mapping) or unknown or not {TRAIN, VALIDATION} <= set(given):
+    parts = data(seed) if callable(data) else data
+    received = f"a dict of {quoted(parts)}" if isinstance(parts, Mapping) else f"{type(parts).__name__}"
+    unknown = [name for name in parts if name not in _PARTS] if isinstance(parts, Mapping) else []
+    if not isinstance(parts, Mapping) or unknown or not {TRAIN, VALIDATION} <= set(parts):
         hint = did_you_mean(unknown, _PARTS, "Pass {'train': (x, y), 'validation': (x, y), 'test': (x, y)}.")
         raise ValueError(
             "`data` must be a dict with 'train' and 'validation', and 'test' if there is one, or a function of the seed "
             f"that returns it. Received: {received}. {hint}"
         )
-    return {name: _read_part(name, part) for name, part in given.items()}
+    return {name: _read_part(name, part) for name, part in parts.items()}
 
 
-def _read_part(name: str, given: object) -> Dataset:
-    if isinstance(given, tf.data.Dataset):
-        return given
-    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+def _read_part(name: str, received: object) -> Dataset:
+    if isinstance(received, tf.data.Dataset):
+        return received
+    if not isinstance(received, (tuple, list)) or len(received) not in (2, 3):
         raise TypeError(
             f"`data[{name!r}]` must be (x, y), (x, y, sample_weight) or a `tf.data.Dataset` of batches. Received: "
-            f"{type(given).__name__}. Every run reads it from its start: a generator can be read only once."
+            f"{type(received).__name__}. Every run reads it from its start: a generator can be read only once."
         )
-    x, *labels = given
+    x, *labels = received
     part = [as_arrays(f"data[{name!r}][0]", x)]
-    for place, by_head in enumerate((dict(each) for each in labels if each is not None), start=1):
+    for place, by_head in enumerate((dict(values) for values in labels if values is not None), start=1):
         paths = {head: f"data[{name!r}][{place}][{head!r}]" for head in by_head}
-        arrays = {head: unmasked(paths[head], each, are_targets=place == 1) for head, each in by_head.items()}
-        part.append({head: as_arrays(paths[head], each) for head, each in arrays.items()})
+        arrays = {head: unmasked(paths[head], value, are_targets=place == 1) for head, value in by_head.items()}
+        part.append({head: as_arrays(paths[head], array) for head, array in arrays.items()})
     return tuple(part)
 
 
@@ -61,17 +61,19 @@ def check_targets(parts: Mapping[str, Dataset], heads: Collection[str]) -> None:
                 f"`data[{name!r}]` must have targets for every head. Received: none for {quoted(missing)}. Add them; a "
                 "missing label is NaN or the head's `ignore_label`."
             )
-        for by_head in (each for each in elements[1:] if isinstance(each, Mapping)):
+        for by_head in (element for element in elements[1:] if isinstance(element, Mapping)):
             check_head_names(f"data[{name!r}]", by_head, list(heads))
 
 
-def of_heads(part: Dataset, heads: Collection[str]) -> Dataset:
+def keep_heads(part: Dataset, heads: Collection[str]) -> Dataset:
     """A part, or a batch, without the targets and weights of other heads."""
     if isinstance(part, tf.data.Dataset):
-        return part.map(no_autograph(lambda *batch: of_heads(batch, heads)))
+        return part.map(no_autograph(lambda *batch: keep_heads(batch, heads)))
     x, *by_head = part
-    kept = ({name: value for name, value in each.items() if name in heads} for each in by_head if isinstance(each, Mapping))
-    return (x, *(each for each in kept if each))
+    kept = (
+        {name: value for name, value in values.items() if name in heads} for values in by_head if isinstance(values, Mapping)
+    )
+    return (x, *(values for values in kept if values))
 
 
 def arguments(part: Dataset, batch_size: int) -> Config:
@@ -104,7 +106,7 @@ def batches_of(part: Dataset, batch_size: int, seed: int) -> Iterator[Nested]:
     generator = np.random.default_rng(seed)
     while True:
         batch = None
-        for batch in part if isinstance(part, tf.data.Dataset) else _of_arrays(part, batch_size, generator):
+        for batch in part if isinstance(part, tf.data.Dataset) else _array_batches(part, batch_size, generator):
             yield batch
         if batch is None:
             raise ValueError(
@@ -113,7 +115,7 @@ def batches_of(part: Dataset, batch_size: int, seed: int) -> Iterator[Nested]:
             )
 
 
-def _of_arrays(part: Dataset, batch_size: int, generator: np.random.Generator) -> Iterator[Nested]:
+def _array_batches(part: Dataset, batch_size: int, generator: np.random.Generator) -> Iterator[Nested]:
     order = generator.permutation(len(part[1][next(iter(part[1]))]))
     for rows in np.split(order, range(batch_size, len(order), batch_size)):
         yield tf.nest.pack_sequence_as(part, [_rows_of(leaf, rows) for leaf in tf.nest.flatten(part)])

@@ -82,8 +82,8 @@ def cost_of(variant: str, updates: Mapping[str, int], costs: Mapping[str, Mappin
     """The time of all updates of a variant, over that of the single-task models together; None if it was not measured."""
     if variant == ALONE:
         return 1.0
-    found = costs.get(variant.removesuffix(AT_EQUAL_COST))
-    return None if found is None else found["update"] * updates[variant] / updates[ALONE]
+    ratios = costs.get(variant.removesuffix(AT_EQUAL_COST))
+    return None if ratios is None else ratios["update"] * updates[variant] / updates[ALONE]
 
 
 def favoured(
@@ -95,16 +95,16 @@ def favoured(
     so its mean must also not be far below 0. `values`, `alone` and `signs` are as in `relative_changes`; a variant that
     lacks a value is not chosen. `costs` are compared after rounding to hundredths.
     """
-    changes = {name: relative_changes(each, alone, signs) for name, each in values.items()}
-    changes = {name: each for name, each in changes.items() if np.isfinite(each).all()}
+    changes = {name: relative_changes(metrics, alone, signs) for name, metrics in values.items()}
+    changes = {name: change for name, change in changes.items() if np.isfinite(change).all()}
     if not changes:
         return None
     number = alone.shape[1]
-    means = {name: float(each.mean()) for name, each in changes.items()}
-    errors = {name: each.std(ddof=1) / math.sqrt(number) if number > 1 else 0 for name, each in changes.items()}
+    means = {name: float(change.mean()) for name, change in changes.items()}
+    errors = {name: change.std(ddof=1) / math.sqrt(number) if number > 1 else 0 for name, change in changes.items()}
     least = -2 * statistics.median_low(errors.values())
     worse = {
-        name: any(difference_of(each).verdict == "worse" for each in signs[:, None] * (values[name] - alone))
+        name: any(difference_of(difference).verdict == "worse" for difference in signs[:, None] * (values[name] - alone))
         for name in changes
     }
     harmless = [name for name in changes if means[name] >= least and not worse[name]]
@@ -131,8 +131,8 @@ def tables_of(comparison: Comparison) -> list[tuple[str, list[str], list[list[st
         rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(comparison.rates[label] for label in labels))
         rates = f"{rates}; heads as alone" if name in comparison.head_rates else rates
         cost = cost_of(name, comparison.updates, comparison.costs)
-        of_training = [name, f"{comparison.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
-        values.append([*of_training, *(_spread(comparison.values(name, head)) for head in comparison.heads)])
+        training = [name, f"{comparison.updates[name]:,}", "" if cost is None else f"{cost:.2f}", rates]
+        values.append([*training, *(_mean_as_text(comparison.values(name, head)) for head in comparison.heads)])
         if name != ALONE:
             against = [interval(comparison.difference(name, head)[:3], "+.3g") for head in comparison.heads]
             differences.append([name, *against, interval(comparison.delta_m(name)[:3], "+.1%")])
@@ -150,7 +150,7 @@ def tables_of(comparison: Comparison) -> list[tuple[str, list[str], list[list[st
     ]
 
 
-def _spread(values: np.ndarray) -> str:
+def _mean_as_text(values: np.ndarray) -> str:
     mean, deviation = mean_and_deviation(values)
     failed = int((~np.isfinite(values)).sum())
     if failed == len(values):
@@ -163,8 +163,10 @@ def findings_of(comparison: Comparison) -> list[str]:
     """Sentences: each variant against the single-task models, costs, and what to be careful about."""
     words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
     for variant in joint_of(comparison):
-        each = [(head, comparison.difference(variant, head)) for head in comparison.heads]
-        texts = [f"{same.get(one.verdict, one.verdict)} on {head!r}, {interval(one[:3], '+.3g')}" for head, one in each]
+        differences = [(head, comparison.difference(variant, head)) for head in comparison.heads]
+        texts = [
+            f"{same.get(one.verdict, one.verdict)} on {head!r}, {interval(one[:3], '+.3g')}" for head, one in differences
+        ]
         delta_m = interval(comparison.delta_m(variant)[:3], "+.1%")
         words.append(f"{variant!r} against each head alone: {'; '.join(texts)}; delta-m {delta_m}.")
     for variant, costs in comparison.costs.items():
@@ -180,15 +182,15 @@ def findings_of(comparison: Comparison) -> list[str]:
 
 
 def answers_of(comparison: Comparison, favourite: tuple[str, bool] | None) -> list[str]:
-    """Whether a variant is as good as the single-task models on all heads, and what `favoured` has found, if anything."""
+    """Whether a variant is as good as the single-task models on all heads, and the result of `favoured`, if there is one."""
     joint = joint_of(comparison)
     at_equal_cost = [variant for variant in joint if variant.endswith(AT_EQUAL_COST)]
     at = "at equal cost" if at_equal_cost else "in as many updates"
-    verdicts = {each: [comparison.difference(each, head).verdict for head in comparison.heads] for each in joint}
+    verdicts = {variant: [comparison.difference(variant, head).verdict for head in comparison.heads] for variant in joint}
     shown = {variant: set(verdicts[variant]) for variant in at_equal_cost or joint}
-    ahead = [variant for variant, each in shown.items() if "worse" not in each and "better" in each]
-    even = [variant for variant, each in shown.items() if each == {"within noise"}]
-    if any("unknown" in each for each in shown.values()):
+    ahead = [variant for variant, kinds in shown.items() if "worse" not in kinds and "better" in kinds]
+    even = [variant for variant, kinds in shown.items() if kinds == {"within noise"}]
+    if any("unknown" in kinds for kinds in shown.values()):
         answer = f"Whether one encoder for all heads is better {at} cannot be said without intervals on all heads."
     elif ahead:
         answer = f"Sharing the encoder is worth it {at}: no head worse than alone, one at least better with {quoted(ahead)}."

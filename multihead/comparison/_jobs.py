@@ -25,10 +25,10 @@ from multihead._runs.snapshot import locked, replace_text
 from multihead.comparison._study import Study
 
 Line = Config
-Each = Callable[[Function, Iterable[Any]], Iterator[tuple[Any, Any]]]
-"""Calls a function with the study and each of some arguments; yields arguments and results, as they are ready."""
+Compute = Callable[[Function, Iterable[Any]], Iterator[tuple[Any, Any]]]
+"""Calls a function with the study and one of several arguments at a time; yields arguments and results as they are ready."""
 _STUDY: list[Study] = []
-"""In a process of its own: the study."""
+"""In a worker process: the study."""
 
 
 def read_file(path: str | os.PathLike[str]) -> list[Line]:
@@ -88,8 +88,8 @@ class Lines:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str] | None) -> Iterator[Lines]:
-    """The lines of a file that no other process writes meanwhile."""
+def open_lines(path: str | os.PathLike[str] | None) -> Iterator[Lines]:
+    """A context with the lines of a file, to which no other process writes in it."""
     if path is None:
         yield Lines(None)
         return
@@ -113,7 +113,7 @@ def _as_json(line: Line) -> str:
 
 
 @contextmanager
-def workers(study: Study, processes: int, variants: Sequence[object] = ()) -> Iterator[Each]:
+def workers(study: Study, processes: int, variants: Sequence[object] = ()) -> Iterator[Compute]:
     """A context in which runs are computed: in this process, or in several new ones, which import the program again."""
     if processes == 1:
         yield lambda function, arguments: ((argument, function(study, argument)) for argument in arguments)
@@ -130,13 +130,13 @@ def workers(study: Study, processes: int, variants: Sequence[object] = ()) -> It
         processes, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(study, _switches())
     )
 
-    def each(function: Function, arguments: Iterable[object]) -> Iterator[tuple[object, object]]:
-        waiting = {pool.submit(_call, function, argument): argument for argument in arguments}
+    def compute(function: Function, arguments: Iterable[object]) -> Iterator[tuple[object, object]]:
+        waiting = {pool.submit(_run_in_worker, function, argument): argument for argument in arguments}
         for future in concurrent.futures.as_completed(waiting):
             yield waiting[future], future.result()
 
     try:
-        yield each
+        yield compute
     except BrokenProcessPool as error:
         raise RuntimeError(
             "The processes of `compare` must run to their end, but one has stopped. Received: "
@@ -149,7 +149,7 @@ def workers(study: Study, processes: int, variants: Sequence[object] = ()) -> It
 
 
 def _switches() -> list[tuple[Function, object]]:
-    """The functions that set global switches of TensorFlow and Keras that change results, each with the present value."""
+    """The functions that set global switches of TensorFlow and Keras that change results, with the current values."""
     threads, optimizer = tf.config.threading, tf.config.optimizer
     return [
         (threads.set_intra_op_parallelism_threads, threads.get_intra_op_parallelism_threads()),
@@ -171,10 +171,10 @@ def _begin(study: Study, switches: Sequence[tuple[Function, object]]) -> None:
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    """Ends this process with another, even if that was killed."""
+    """Ends this process when its parent ends, even if that was killed."""
     connection.wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _call(function: Function, argument: object) -> object:
+def _run_in_worker(function: Function, argument: object) -> object:
     return function(_STUDY[0], argument)

@@ -23,9 +23,9 @@ from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
 
 
-def probe(study: Study, given: tuple[Job, Any]) -> Config:
+def probe(study: Study, arguments: tuple[Job, Any]) -> Config:
     """The settings of a comparison: what must be the same when it goes on in another call."""
-    job, metrics = given
+    job, metrics = arguments
     trainer, parts, digest = start(study, job)
     unit, number = study.budget
     if unit == "epochs":
@@ -60,33 +60,33 @@ def _read_metrics(metrics: object, heads: Mapping[str, Head], *, free: bool) -> 
         )
     if metrics is not None:
         check_head_names("metrics", metrics, list(heads), complete=True)
-    found = {}
-    for head, each in heads.items():
-        named, loss = NamedHead(head, each), f"{head}_loss"
+    chosen = {}
+    for head, definition in heads.items():
+        named, loss = NamedHead(head, definition), f"{head}_loss"
         own = [*(f"{head}_{log_name(spec)}" for spec in named.metric_specs), *([loss] if named.is_trained else [])]
         known = {name: direction(name, named) for name in own}
-        given = metrics[head] if metrics else next((name for name in own if known[name]), loss)
-        metric, *way = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
+        choice = metrics[head] if metrics else next((name for name in own if known[name]), loss)
+        metric, *way = choice if isinstance(choice, (tuple, list)) and len(choice) == 2 else (choice,)
         if not isinstance(metric, str) or (not free and metric not in own):
             hint = did_you_mean([metric], own, "Add the metric to the head, or compute it with `measure`.")
             raise ValueError(
                 f"`metrics[{head!r}]` must be one of the metrics of `evaluate` for this head: {quoted(own)}. "
-                f"Received: {given!r}. {hint}"
+                f"Received: {choice!r}. {hint}"
             )
         way = way or [known.get(metric)]
         if way[0] not in ("min", "max"):
             raise ValueError(
                 f"`metrics[{head!r}]` must say whether the metric is better when lower or higher. "
-                f"Received: {given!r}. Pass ({metric!r}, 'min') or ({metric!r}, 'max')."
+                f"Received: {choice!r}. Pass ({metric!r}, 'min') or ({metric!r}, 'max')."
             )
-        found[head] = [metric, *way]
-    return found
+        chosen[head] = [metric, *way]
+    return chosen
 
 
-def check_variant(study: Study, given: tuple[Job, Mapping[str, Sequence[str]]]) -> int:
+def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]]]) -> int:
     """The digest of `start` of a variant, so that options that do not suit it are errors before the first run."""
-    job, metrics = given
-    by_loss = [] if study.measure is not None else [name for name, each in metrics.items() if each[0] == f"{name}_loss"]
+    job, metrics = arguments
+    by_loss = [] if study.measure is not None else [name for name, metric in metrics.items() if metric[0] == f"{name}_loss"]
     rescaled = [name for name in job.variant.options.get("target_scaling") or {} if name in by_loss]
     if rescaled:
         raise ValueError(
@@ -104,10 +104,10 @@ def check_variant(study: Study, given: tuple[Job, Mapping[str, Sequence[str]]]) 
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
     for name, head in one.heads.items():
-        judged, differs = (_judged(each, by_loss=name in by_loss) for each in (head, other.heads[name]))
+        judged, differs = (_judged(candidate, by_loss=name in by_loss) for candidate in (head, other.heads[name]))
         differ = [key for key in judged if judged[key] != differs[key]]
         if differ:
-            shown = "; ".join(f"{key}: {each[key]}" for key in differ for each in (judged, differs))
+            shown = "; ".join(f"{key}: {description[key]}" for key in differ for description in (judged, differs))
             raise ValueError(
                 f"`{argument}` must judge head {name!r} as `build` does, or their metrics could not be compared. Received: "
                 f"another {quoted(differ)} ({shown}). Give the head the same loss, metrics and scaling."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from multihead._display.drawing import as_text
+from multihead._display.drawing import table_as_text
 from multihead._display.front import Point, draw_front
 from multihead._ground.types import Config, Figure
 from multihead._ground.validation import check_choice
@@ -69,18 +69,18 @@ class Comparison:
         chosen, variants = named(self.lines, "chosen"), named(self.lines, "variant")
         self._runs: dict[tuple[str, str, int], Line] = {}
         for line in (line for line in self.lines if line.get("run") == FINAL):
-            choice = chosen.get(_label(line, line["head"]), line)
+            choice = chosen.get(_label_of_line(line, line["head"]), line)
             if all(line.get(name) == choice.get(name) for name in ("rate", "head_rates")):
-                self._runs[_label(line), line["head"], line["seed"]] = line
+                self._runs[_label_of_line(line), line["head"], line["seed"]] = line
         self._fixed = {name for name, line in variants.items() if line["is_fixed"]}
-        labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in variants]
+        labels = [label_of(name, at_equal_cost=is_equal_cost) for is_equal_cost in (False, True) for name in variants]
         known = {label for label, _, _ in self._runs}
         self.variants: tuple[str, ...] = tuple(label for label in (ALONE, *labels) if label in known)
         wanted = [(variant, head if variant == ALONE else "") for variant in self.variants for head in self.heads]
-        seeds = [{seed for *key, seed in self._runs if key == [*each]} for each in wanted]
+        seeds = [{seed for *key, seed in self._runs if key == [*pair]} for pair in wanted]
         self.seeds: tuple[int, ...] = tuple(sorted(set.intersection(*seeds))) if seeds else ()
         in_order = sorted(self._runs.items(), key=lambda run: self.variants.index(run[0][0]))
-        self.rates = {_label(line, head): line["rate"] for (_, head, _), line in in_order}
+        self.rates = {_label_of_line(line, head): line["rate"] for (_, head, _), line in in_order}
         self.head_rates = {label: line["head_rates"] for (label, _, _), line in in_order if "head_rates" in line}
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
         self.costs = {
@@ -102,8 +102,8 @@ class Comparison:
         check_choice("variant", variant, self.variants)
         check_choice("head", head, self.heads)
         where = self.split if part is None else check_choice("part", part, sorted({VALIDATION, self.split}))
-        found = (self._runs[variant, head if variant == ALONE else "", seed] for seed in self.seeds)
-        return np.array([line["metrics"].get(where, {}).get(self.metrics[head]) for line in found], np.float64)
+        lines = (self._runs[variant, head if variant == ALONE else "", seed] for seed in self.seeds)
+        return np.array([line["metrics"].get(where, {}).get(self.metrics[head]) for line in lines], np.float64)
 
     def difference(self, variant: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
         """The paired difference of a variant from another on a head, with a confidence interval over seeds.
@@ -151,13 +151,13 @@ class Comparison:
         """
         joint = joint_of(self)
         known = joint if variants is None else [check_choice("variants", variant, joint) for variant in variants]
-        found = self._favoured(known)
-        if found is None:
+        favourite = self._favoured(known)
+        if favourite is None:
             raise ValueError(
                 "`variants` must have a variant with finite metrics of all heads on the validation data, and so must the "
                 f"single-task models. Received: variants={known!r}. Name others, or look at the values of {ALONE!r}."
             )
-        return found[0]
+        return favourite[0]
 
     def _favoured(self, variants: Sequence[str]) -> tuple[str, bool] | None:
         values = {variant: self._of_heads(variant, VALIDATION) for variant in variants}
@@ -210,7 +210,7 @@ class Comparison:
 
     def table(self) -> str:
         """The tables as text."""
-        return "\n\n".join(as_text(*each) for each in self.tables())
+        return "\n\n".join(table_as_text(*table) for table in self.tables())
 
     def __str__(self) -> str:
         return "\n\n".join([self.verdict, self.table(), "\n".join(f"- {finding}" for finding in findings_of(self))])
@@ -228,7 +228,7 @@ class Comparison:
 
     def points(self) -> list[Point]:
         """What `plot` draws: for each variant mean and standard deviation over seeds, relative changes, and its role."""
-        found, alone = [], self._of_heads(ALONE)
+        points, alone = [], self._of_heads(ALONE)
         for variant in self.variants:
             values, base = self._of_heads(variant), variant.removesuffix(AT_EQUAL_COST)
             role = "alone" if variant == ALONE else "fixed" if base in self._fixed else "rule"
@@ -236,22 +236,22 @@ class Comparison:
             changes = [difference_of(relative_changes(values[i], alone[i], self._signs[i])).mean for i in rows]
             means, deviations = zip(*map(mean_and_deviation, values))
             is_base = base != variant and base in self.variants
-            found.append(Point(variant, role, base if is_base else None, means, deviations, changes))
-        return found
+            points.append(Point(variant, role, base if is_base else None, means, deviations, changes))
+        return points
 
     def to_dict(self) -> Config:
         """All metrics, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
         joint = joint_of(self)
         names = ("metrics", "directions", "split", "updates", "rates", "head_rates", "costs", "findings", "heads", "seeds")
-        found = {name: getattr(self, name) for name in names}
-        found["values"] = {name: {head: self.values(name, head) for head in self.heads} for name in self.variants}
+        result = {name: getattr(self, name) for name in names}
+        result["values"] = {name: {head: self.values(name, head) for head in self.heads} for name in self.variants}
         differences = {name: {head: self.difference(name, head) for head in self.heads} for name in joint}
-        found |= {"differences": differences, "delta_m": {name: self.delta_m(name) for name in joint}}
-        plain: Config = as_json(found)
+        result |= {"differences": differences, "delta_m": {name: self.delta_m(name) for name in joint}}
+        plain: Config = as_json(result)
         return plain
 
 
-def _label(line: Line, head: str = "") -> str:
+def _label_of_line(line: Line, head: str = "") -> str:
     return label_of(line["variant"], head, at_equal_cost=line["at_equal_cost"])
 
 
@@ -267,10 +267,10 @@ def read(path: str | os.PathLike[str]) -> Comparison:
         FileNotFoundError: There is no such file.
     """
     lines = read_file(path)
-    found = Comparison(lines) if lines else None
-    if found is None or ALONE not in found.variants or not found.seeds:
+    comparison = Comparison(lines) if lines else None
+    if comparison is None or ALONE not in comparison.variants or not comparison.seeds:
         raise ValueError(
             "`path` must have runs of all variants for at least one seed. "
             f"Received: {os.fspath(path)!r}, which has none. Start the program again: it resumes where it stopped."
         )
-    return found
+    return comparison

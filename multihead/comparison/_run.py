@@ -26,12 +26,12 @@ from multihead.comparison._data import (
     batches_of,
     batches_per_epoch,
     check_targets,
+    data_parts,
     is_endless,
-    of_heads,
-    parts_of,
+    keep_heads,
     recorded,
 )
-from multihead.comparison._study import FINAL, Job, Study, Variant, copied
+from multihead.comparison._study import FINAL, Job, Study, Variant, copied_options
 from multihead.trainer import MultiHeadTrainer
 from multihead.weighting import Weighting
 
@@ -49,7 +49,7 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
     are removed then.
     """
     keras.utils.set_random_seed(job.seed)
-    parts = parts_of(study.data, job.seed)
+    parts = data_parts(study.data, job.seed)
     keras.utils.set_random_seed(job.seed)
     trainer = built(study, job.variant)
     heads = dict(trainer.heads)
@@ -70,11 +70,12 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
     scaled = {name: value for name, value in job.variant.options.items() if name == "target_scaling"}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The model .* of which this trainer was made", UserWarning)
-        trainer.compile(study.optimizer(rate), **copied({**common, **scaled}))
+        trainer.compile(study.optimizer(rate), **copied_options({**common, **scaled}))
         warnings.filterwarnings("ignore", "`epochs` must be above `initial_epoch`", UserWarning)
-        given = {**arguments(parts[TRAIN], study.batch_size), "steps_per_epoch": 1 if is_endless(parts[TRAIN]) else None}
+        steps = 1 if is_endless(parts[TRAIN]) else None
+        fit_arguments = {**arguments(parts[TRAIN], study.batch_size), "steps_per_epoch": steps}
         # Without an epoch, `fit` builds the trainer, checks the data and learns `target_scaling` from one pass over them.
-        trainer.fit(**given, epochs=0, validation_data=parts[VALIDATION], verbose=0)
+        trainer.fit(**fit_arguments, epochs=0, validation_data=parts[VALIDATION], verbose=0)
     digest = digest_of([np.asarray(weight) for weight in _weights(trainer)])
     for name in heads:
         if job.head not in ("", name):
@@ -82,11 +83,11 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
     for name, value in ({job.head: 1.0} if job.head else job.variant.weights).items():
         if not (job.head and callable(trainer.heads[name].weight)):
             trainer.set_weight(name, value)
-    trainer.compile(study.optimizer(rate), **copied({**common, **job.variant.options}))
+    trainer.compile(study.optimizer(rate), **copied_options({**common, **job.variant.options}))
     trainer.get_build_config()  # which builds what the heads and options need
     if callable(study.data) and isinstance(parts[TRAIN], tf.data.Dataset):
         keras.utils.set_random_seed(job.seed)  # a shuffle begins again, of which the learning of scalings has read some
-        parts = parts_of(study.data, job.seed)
+        parts = data_parts(study.data, job.seed)
     _count_epochs(study, trainer.weighting, parts[TRAIN])
     keras.utils.set_random_seed(job.seed)
     return trainer, parts, digest
@@ -124,8 +125,8 @@ def _count_epochs(study: Study, weighting: Weighting | None, part: Dataset) -> N
 def _weights(trainer: MultiHeadTrainer) -> list[Variable]:
     """The variables of the encoder and the heads; one that several of them share is there once."""
     modules = [trainer.encoder, *(head.module for head in trainer.heads.values())]
-    found = (getattr(module, "weights", None) or getattr(module, "variables", None) or () for module in modules)
-    return list({id(weight): weight for weights in found for weight in weights}.values())
+    weight_lists = (getattr(module, "weights", None) or getattr(module, "variables", None) or () for module in modules)
+    return list({id(weight): weight for weights in weight_lists for weight in weights}.values())
 
 
 def run(study: Study, job: Job) -> Config:
@@ -133,7 +134,7 @@ def run(study: Study, job: Job) -> Config:
     trainer, parts, digest = start(study, job)
     heads, order, number = list(trainer.heads), list[int](), job.updates * study.batches_per_update
     taken = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), number)
-    fed = (of_heads(batch, heads) for batch in recorded(taken, order))
+    fed = (keep_heads(batch, heads) for batch in recorded(taken, order))
     since, failed = time.perf_counter(), None
     try:
         trainer.fit(fed, steps_per_epoch=job.updates, epochs=1, verbose=0)
@@ -143,16 +144,16 @@ def run(study: Study, job: Job) -> Config:
         failed = str(error)
     seconds = time.perf_counter() - since
     measured = [name for name in parts if name == VALIDATION or (name == TEST and job.kind == FINAL)]
-    metrics = {name: {} if failed else _measured(study, trainer, parts[name]) for name in measured}
+    metrics = {name: {} if failed else _metrics_on(study, trainer, parts[name]) for name in measured}
     del trainer, parts, taken, fed
     gc.collect()
-    found = {"metrics": metrics, "failed": failed, "start": digest, "order": order, "seconds": round(seconds, 3)}
-    return {**job.line, **found}
+    results = {"metrics": metrics, "failed": failed, "start": digest, "order": order, "seconds": round(seconds, 3)}
+    return {**job.line, **results}
 
 
-def _measured(study: Study, trainer: MultiHeadTrainer, part: Dataset) -> dict[str, float | None]:
+def _metrics_on(study: Study, trainer: MultiHeadTrainer, part: Dataset) -> dict[str, float | None]:
     """The metrics of a trainer on a part of the data, by name; None for one that is not finite."""
-    part = of_heads(part, trainer.heads)
+    part = keep_heads(part, trainer.heads)
     if study.measure is not None:
         metrics = study.measure(trainer, part)
     else:
@@ -168,10 +169,10 @@ class _Timed(keras.callbacks.Callback):
     def __init__(self, study: Study, job: Job) -> None:
         super().__init__()
         self.trainer, parts, _ = start(study, job)
-        batches = batches_of(of_heads(parts[TRAIN], self.trainer.heads), study.batch_size, job.seed)
+        batches = batches_of(keep_heads(parts[TRAIN], self.trainer.heads), study.batch_size, job.seed)
         batches = itertools.islice(batches, _TIMED_BATCHES * study.batches_per_update)
-        each = [tf.data.Dataset.from_tensors(batch) for batch in batches]  # of different sizes
-        self._batches = functools.reduce(tf.data.Dataset.concatenate, each).cache().repeat()
+        datasets = [tf.data.Dataset.from_tensors(batch) for batch in batches]  # of different sizes
+        self._batches = functools.reduce(tf.data.Dataset.concatenate, datasets).cache().repeat()
         self._inputs = next(iter(self._batches))[0]
         self.update(), self.predict()  # which trace
 
@@ -208,7 +209,8 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> Config:
     the numbers of parameters.
     """
     timed = [_Timed(study, job) for job in jobs]
-    rounds = np.array([[(each.update(), each.predict()) for each in timed] for _ in range(ROUNDS)])  # `[rounds, models, 2]`
+    # `[rounds, models, 2]`
+    rounds = np.array([[(model.update(), model.predict()) for model in timed] for _ in range(ROUNDS)])
     update, serve = np.median(rounds[:, 0] / rounds[:, 1:].sum(axis=1), axis=0).tolist()
-    size, *sizes = (sum(math.prod(weight.shape) for weight in _weights(each.trainer)) for each in timed)
+    size, *sizes = (sum(math.prod(weight.shape) for weight in _weights(model.trainer)) for model in timed)
     return {"cost": jobs[0].variant.name, "update_ratio": update, "serve_ratio": serve, "size_ratio": size / sum(sizes)}

@@ -75,8 +75,8 @@ class Variant:
     def settings(self) -> Config:
         """The variant as text, by which a later call sees that it is the same."""
         own = {"weights": self.weights, "build": self.build, "head_rates": ALONE if self.as_alone else None}
-        given = {name: value for name, value in own.items() if value}
-        return {name: as_text(value) for name, value in (*given.items(), *sorted(self.options.items()))}
+        nonempty = {name: value for name, value in own.items() if value}
+        return {name: as_text(value) for name, value in (*nonempty.items(), *sorted(self.options.items()))}
 
 
 @dataclass(frozen=True)
@@ -127,31 +127,31 @@ def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> st
 def as_text(value: Any) -> str:
     """A value as text that is the same in every process."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {as_text(each)}" for name, each in sorted(value.items(), key=str)) + "}"
+        return "{" + ", ".join(f"{name}: {as_text(item)}" for name, item in sorted(value.items(), key=str)) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(as_text, value)) + "]"
     if value is None or isinstance(value, (str, int, float)):
         return str(value)
     if callable(getattr(type(value), "get_config", None)):
-        given = {name: each for name, each in value.get_config().items() if name != "name" and each is not None}
-        return f"{type(value).__name__}({as_text(given) if given else ''})"
+        config = {name: option for name, option in value.get_config().items() if name != "name" and option is not None}
+        return f"{type(value).__name__}({as_text(config) if config else ''})"
     if isinstance(value, functools.partial):
         return f"{as_text(value.func)}({as_text(value.args)}, {as_text(value.keywords)})"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def copied(options: Config) -> Config:
+def copied_options(options: Config) -> Config:
     """Options of `compile` with new objects, so that no run changes those of another or of the user."""
     copies = {}
     for name, value in options.items():
         has_config = callable(getattr(type(value), "get_config", None))
         copies[name] = type(value).from_config(value.get_config()) if has_config else value
         if isinstance(value, Mapping):
-            copies[name] = copied(dict(value))
+            copies[name] = copied_options(dict(value))
     return copies
 
 
-# What `compare` is given
+# The arguments of `compare`
 
 
 def read_study(
@@ -206,13 +206,13 @@ def read_study(
     )
 
 
-def _read_seeds(argument: str, given: object, found: object, others: Sequence[int] = ()) -> tuple[int, ...]:
-    seeds = tuple(check_whole(argument, seed) for seed in found) if isinstance(found, Sequence) else ()
+def _read_seeds(argument: str, received: object, candidates: object, others: Sequence[int] = ()) -> tuple[int, ...]:
+    seeds = tuple(check_whole(argument, seed) for seed in candidates) if isinstance(candidates, Sequence) else ()
     if not seeds or len({*seeds, *others}) < len(seeds) + len(others) or min(seeds) < 0:
         rule = "a number of seeds, at least 1, or a list of different whole numbers of at least 0"
         if others:
             rule = f"a seed, or a list of different ones, of at least 0 and none of `seeds`, {quoted(others)}"
-        raise ValueError(f"`{argument}` must be {rule}. Received: {argument}={given!r}. Choose others.")
+        raise ValueError(f"`{argument}` must be {rule}. Received: {argument}={received!r}. Choose others.")
     return seeds
 
 
@@ -223,19 +223,19 @@ def read_variants(variants: object, build: Callable[[], Trainer]) -> dict[str, V
             "`variants` must be a dict of at least one variant, by its name. "
             f"Received: variants={variants!r}. Pass, for example, {{'plain sum': {{}}}}."
         )
-    found = {}
-    for name, given in variants.items():
+    by_name = {}
+    for name, settings in variants.items():
         if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
             raise ValueError(
                 f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and "
                 f"not end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
             )
-        weights, own, as_alone = (given.get(each) if isinstance(given, Mapping) else None for each in _OWN)
-        if not isinstance(given, Mapping) or not isinstance(weights or {}, Mapping):
+        weights, own, as_alone = (settings.get(key) if isinstance(settings, Mapping) else None for key in _OWN)
+        if not isinstance(settings, Mapping) or not isinstance(weights or {}, Mapping):
             raise TypeError(
                 f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`, and "
-                f"`weights` a dict by head name. Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} "
-                "is the plain sum with the weights of `build`."
+                f"`weights` a dict by head name. Received: {settings!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; "
+                "{} is the plain sum with the weights of `build`."
             )
         if own is not None:
             _check_build(f"variants[{name!r}]['build']", own)
@@ -245,10 +245,10 @@ def read_variants(variants: object, build: Callable[[], Trainer]) -> dict[str, V
                 f"rate that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
                 "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
             )
-        options = {option: value for option, value in given.items() if option not in _OWN}
+        options = {option: value for option, value in settings.items() if option not in _OWN}
         options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
-        found[name] = Variant(name, dict(weights or {}), options, None if own is build else own, as_alone == ALONE)
-    return found
+        by_name[name] = Variant(name, dict(weights or {}), options, None if own is build else own, as_alone == ALONE)
+    return by_name
 
 
 def _check_build(argument: str, build: object) -> None:
@@ -274,4 +274,4 @@ def _read_options(argument: str, options: Config, others: Sequence[str], without
             f"`{argument}` must have only these options of `compile`: {quoted([*others, *known])}. "
             f"Received: {quoted(unknown)}. {did_you_mean(unknown, [*known, *others], otherwise)}"
         )
-    return copied(options)
+    return copied_options(options)

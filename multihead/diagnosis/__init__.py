@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from multihead._display.drawing import as_text, bars, heat_map, new_figure
+from multihead._display.drawing import bars, heat_map, new_figure, table_as_text
 from multihead._ground.types import Config, Figure
 from multihead.diagnosis._reached import HeadLabels
 from multihead.diagnosis._statistics import Cosines, as_json, interval
@@ -129,7 +129,7 @@ class Diagnosis:
         return {name: {n: v for n, v in self.suggestion.items() if belongs.get(n, n) == name} for name in names}
 
     def __str__(self) -> str:
-        tables = [as_text(title, columns, rows) for title, columns, rows in self.tables()]
+        tables = [table_as_text(title, columns, rows) for title, columns, rows in self.tables()]
         sections = ["\n".join(f"- {finding}" for finding in self.findings)]
         if self.suggestion:
             sections.append("\n".join(["Suggestion", *lines_of(self.parts, self.suggestion)]))

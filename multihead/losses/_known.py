@@ -11,7 +11,7 @@ from multihead._ground.calls import are_probabilities
 from multihead._ground.keras import ONLY_KERAS_3
 from multihead._ground.tensors import in_xla, where
 from multihead._ground.types import Config, Function, Layer, Loss, Tensor
-from multihead._ground.validation import did_you_mean, names_known_to, plain, quoted, stop_unless
+from multihead._ground.validation import did_you_mean, names_known_to, normalized, quoted, stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
 """The part of the predictions that one value of a function depends on.
@@ -108,7 +108,7 @@ def of_keras(module: Layer, given: Loss, rule: str, more: Iterable[str] = ()) ->
     names = names_known_to(module.get, module, more)
     name = given.get("class_name") if isinstance(given, Mapping) else given
     hint = did_you_mean([name], names, "Pass one of these, an object of Keras, or a function of (y_true, y_pred).")
-    if plain(name) in ONLY_KERAS_3:
+    if normalized(name) in ONLY_KERAS_3:
         hint = "Keras 3 has it; with Keras 2, pass a function of (y_true, y_pred) that computes it."
     raise ValueError(f"{rule}. Received: {given!r}, which Keras does not know; it has {quoted(names)}. {hint}") from cause
 

@@ -58,13 +58,13 @@ def check_balancer(
     for count in num_heads:
         for label, rows in _zoo(count).items():
             case = Case(balancer, report, f"gradients of the kind: {label}, {count} heads", (count, _SIZE))
-            _check(case, rows, order_matters)
+            _check_updates(case, rows, order_matters)
             if label == "random":
-                _check_copies(case, rows, xla)
+                _check_copied_balancers(case, rows, xla)
     return report
 
 
-def _check(case: Case, rows: np.ndarray, order_matters: bool) -> None:
+def _check_updates(case: Case, rows: np.ndarray, order_matters: bool) -> None:
     update, narrow = _update(case, rows), _update(case, rows.astype(np.float32))
     case.require(update.shape == (_SIZE,), "have the shape [num_parameters]", f", not {update.shape}")
     case.require(narrow.dtype == np.float32 and update.dtype == np.float64, "have the gradients' dtype")
@@ -74,37 +74,41 @@ def _check(case: Case, rows: np.ndarray, order_matters: bool) -> None:
         if case.method.max_heads is None or len(idle) <= case.method.max_heads:
             with_idle = _update(case, idle)
             case.require(np.isfinite(with_idle).all(), "be finite if a head has no gradient")
-            _same(case, rows, with_idle, update, "give the same update when a head without a gradient is added")
+            _require_same_update(
+                case, rows, with_idle, update, "give the same update when a head without a gradient is added"
+            )
         if not order_matters:
-            _same(case, rows, _update(case, rows[::-1]), update, "not depend on the order of the heads")
+            _require_same_update(case, rows, _update(case, rows[::-1]), update, "not depend on the order of the heads")
 
 
-def _check_copies(case: Case, rows: np.ndarray, xla: bool) -> None:
+def _check_copied_balancers(case: Case, rows: np.ndarray, xla: bool) -> None:
     update = _update(case, rows)
     narrow = _update(case, rows.astype(np.float32))
-    _same(case, rows, narrow, update, "be the same in float32 and float64", 1e-3)
+    _require_same_update(case, rows, narrow, update, "be the same in float32 and float64", 1e-3)
     modes = case.in_graphs(lambda balancer, rows: balancer.combine([rows])[0], tf.constant(rows), xla=xla)
-    for rule, found in modes:
-        _same(case, rows, found, update, rule, 1e-5)
+    for rule, result in modes:
+        _require_same_update(case, rows, result, update, rule, 1e-5)
     if "gradients" not in case.method.uses:
         coefficients = case.built().coefficients(tf.constant(rows @ rows.T)).numpy()
         case.require(coefficients.shape == (len(rows),), "return one coefficient per head")
-        _same(case, rows, coefficients @ rows, update, "be the same from inner products as from gradients")
+        _require_same_update(case, rows, coefficients @ rows, update, "be the same from inner products as from gradients")
     one, other = case.built(), case.built()
     trainable = any(variable.trainable for variable in one.variables)
     case.require(not trainable, "have no trainable variables", ". Create them with `add_state`")
     is_same = np.array_equal(one(rows).numpy(), other(rows).numpy())
     case.require(is_same, "give the same update from equal configurations")
     fresh, shown = case.built(), Observation(tf.constant(0, tf.int64), tf.ones([len(rows)], tf.bool))
-    case.check_state(fresh, [(case.given, shown)] * 2, lambda _: fresh(rows))
+    case.check_state(fresh, [(case.description, shown)] * 2, lambda _: fresh(rows))
 
 
 def _update(case: Case, rows: np.ndarray) -> np.ndarray:
     return case.method.copy()(np.ascontiguousarray(rows)).numpy()
 
 
-def _same(case: Case, rows: np.ndarray, found: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6) -> None:
-    case.require_close(found, expected, max(np.abs(expected).max(), 1e-9 * np.abs(rows).max()), rule, tolerance)
+def _require_same_update(
+    case: Case, rows: np.ndarray, actual: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6
+) -> None:
+    case.require_close(actual, expected, max(np.abs(expected).max(), 1e-9 * np.abs(rows).max()), rule, tolerance)
 
 
 def _zoo(num_heads: int) -> dict[str, np.ndarray]:

@@ -62,9 +62,9 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
         >>> check_head(Head(keras.layers.Dense(3), lambda y, p: tf.abs(y - p)), x, y)
         Head: 4 checks, 1 head
     """
-    metrics, weighted = (tuple(map(_fresh, each)) for each in (head.metrics, head.weighted_metrics))
+    metrics, weighted = (tuple(map(_fresh, group)) for group in (head.metrics, head.weighted_metrics))
     named = NamedHead("head", replace(head, metrics=metrics, weighted_metrics=weighted))
-    rows = _Rows(named, as_tensors(as_arrays("x", x)), as_tensors(as_arrays("y", y)))
+    rows = _HeadOnRows(named, as_tensors(as_arrays("x", x)), as_tensors(as_arrays("y", y)))
     with state_kept([head.module]), unchecked():
         if not head.couples_rows:
             rows.check_module()
@@ -79,12 +79,13 @@ def _fresh(metric: Metric) -> Metric:
     if not isinstance(metric, keras.metrics.Metric):
         return metric
     accepted, config = inspect.signature(type(metric).__init__).parameters.values(), metric.get_config()
-    if not any(each.kind is each.VAR_KEYWORD for each in accepted):  # a class need not take all that Keras writes
-        config = {each.name: config[each.name] for each in accepted if each.name in config}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted)
+    if not takes_any:  # a class need not take all that Keras writes
+        config = {parameter.name: config[parameter.name] for parameter in accepted if parameter.name in config}
     return type(metric).from_config(config)
 
 
-class _Rows:
+class _HeadOnRows:
     """A head on some rows that all have labels."""
 
     def __init__(self, head: NamedHead, x: Nested, y: tf.Tensor) -> None:
@@ -112,7 +113,7 @@ class _Rows:
 
     def check_module(self) -> None:
         """Whether a row's predictions are its own."""
-        same = [_same(self._predicted(part), tf.gather(self.predictions, part)) for part in self._parts()]
+        same = [_are_same(self._predicted(part), tf.gather(self.predictions, part)) for part in self._parts()]
         self.require(all(same), "have a module that gives a row the same predictions alone as with others", _REMEDY)
 
     def check_loss(self, *, is_coupled: bool) -> None:
@@ -123,23 +124,25 @@ class _Rows:
             parts = [self._terms(tf.gather(self.y, part), _gathered(self.predictions, part)) for part in self._parts()]
             together = _stacked((sums, counts))
             if loss.is_total:
-                same = [_same(together, _stacked(parts[-2]) + _stacked(parts[-1]))]
+                same = [_are_same(together, _stacked(parts[-2]) + _stacked(parts[-1]))]
                 rule = "have a loss whose sum and count add up over the rows of a batch"
             else:
                 pairs = zip(self._parts(), map(_stacked, parts))
-                same = [_same(of_part, tf.gather(together, part, axis=1)) for part, of_part in pairs]
+                same = [_are_same(part_terms, tf.gather(together, part, axis=1)) for part, part_terms in pairs]
                 rule = "have a loss that gives a row the same value alone as with others"
             self.require(all(same), rule, _REMEDY)
         if not is_coupled and 1 < sums.shape.rank <= self.y.shape.rank:
             chosen = tf.constant(np.random.default_rng(0).random(sums.shape) < 0.5)
-            y, p = (where(with_inner(chosen, each), each, tf.gather(each, rolled)) for each in (self.y, self.predictions))
-            found = self._terms(y, p)[0]
+            y, p = (
+                where(with_inner(chosen, tensor), tensor, tf.gather(tensor, rolled)) for tensor in (self.y, self.predictions)
+            )
+            mixed_sums = self._terms(y, p)[0]
             detail = "Let it return a value per row, or pass `couples_rows=True`"
             rule = "have a loss that gives an element a value that depends on its own label alone"
-            self.require(_same(tf.boolean_mask(found, chosen), tf.boolean_mask(sums, chosen)), rule, detail)
+            self.require(_are_same(tf.boolean_mask(mixed_sums, chosen), tf.boolean_mask(sums, chosen)), rule, detail)
         if counts is not None:
             alike = [_gathered(self.predictions, tf.fill([self.size], row)) for row in range(4)]
-            same = [_same(counts, self._terms(self.y, each)[1]) for each in alike]
+            same = [_are_same(counts, self._terms(self.y, predictions)[1]) for predictions in alike]
             detail = "Count labels, or return one value per element"
             self.require(all(same), "have a loss whose count is a function of the targets", detail)
 
@@ -157,20 +160,20 @@ class _Rows:
             what = "a loss" if name == "loss" else f"a metric {name!r}"
             detail = "Let its attribute `reads` say what it reads" if name != "loss" else _REMEDY
             rule = f"have {what} of labelled rows alone if other rows have no label"
-            self.require(_same(results[0][name], results[1][name]), rule, detail)
+            self.require(_are_same(results[0][name], results[1][name]), rule, detail)
 
     def _mean_and_metrics(self, y: tf.Tensor, predictions: tf.Tensor, weight: tf.Tensor | None) -> dict[str, tf.Tensor]:
-        head, found = self.head, dict[str, tf.Tensor]()
+        head, results = self.head, dict[str, tf.Tensor]()
         clean, weights = head.mask_missing(y, weight, self.spec, keras_mask(predictions))
         scaled = clean if head.scaling is None else head.like_scaled(clean)
         if head.is_trained:
-            found["loss"] = head.loss_sum(scaled, predictions, weights) / head.count(scaled, predictions, weights)
+            results["loss"] = head.loss_sum(scaled, predictions, weights) / head.count(scaled, predictions, weights)
         for metric in head.metrics or []:
             metric.reset_state()
         if getattr(head.module, "scores", None) is None:  # which reads the representation
             head.update_metrics(clean, predictions, weights, None)
-            found.update({name: tf.convert_to_tensor(value) for name, value in head.results().items()})
-        return found
+            results.update({name: tf.convert_to_tensor(value) for name, value in head.results().items()})
+        return results
 
     def _terms(self, y: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         return self.head.loss.terms(self.head.like_scaled(y), predictions)
@@ -187,23 +190,23 @@ class _Rows:
 
 def _stacked(terms: tuple[tf.Tensor, tf.Tensor | None]) -> tf.Tensor:
     """The sums and, if there are any, the counts of a loss."""
-    return tf.stack([each for each in terms if each is not None])
+    return tf.stack([term for term in terms if term is not None])
 
 
 def _taken(nest: Nested, rows: tf.Tensor) -> Nested:
     """Some rows of all tensors of a nest that have one for each row."""
     size = int(batch_size(nest))
-    return tf.nest.map_structure(lambda each: _gathered(each, rows) if each.shape[:1] == [size] else each, nest)
+    return tf.nest.map_structure(lambda tensor: _gathered(tensor, rows) if tensor.shape[:1] == [size] else tensor, nest)
 
 
 def _gathered(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Some rows of a tensor, with their Keras mask and the logits that they were computed from."""
-    change: Function = lambda each: tf.gather(each, rows)  # noqa: E731
-    found, mask = with_logits(change, tensor), keras_mask(tensor)
-    return with_keras_mask(found, None if mask is None else change(mask))
+    change: Function = lambda values: tf.gather(values, rows)  # noqa: E731
+    gathered, mask = with_logits(change, tensor), keras_mask(tensor)
+    return with_keras_mask(gathered, None if mask is None else change(mask))
 
 
-def _same(one: tf.Tensor, other: tf.Tensor) -> bool:
+def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether numbers are the same up to rounding; where one is not finite, neither is the other."""
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     finite = np.isfinite(a) & np.isfinite(b)

@@ -32,23 +32,25 @@ class Report:
 
 
 class Case:
-    """A method on one input, which `given` describes; built for `shape`: `(num_heads,)` and, for balancers, parameters."""
+    """A method on one input, which `description` tells; built for `shape`: `(num_heads,)` and, for balancers, parameters."""
 
-    def __init__(self, method: Method, report: Report, given: str, shape: tuple[int, ...]) -> None:
-        self.method, self.report, self.given, self.shape = method, report, given, shape
+    def __init__(self, method: Method, report: Report, description: str, shape: tuple[int, ...]) -> None:
+        self.method, self.report, self.description, self.shape = method, report, description, shape
 
     def require(self, holds: bool | np.bool_, rule: str, detail: str = "") -> None:
         """Notes that a rule was checked; if it does not hold, raises an error with the rule, a detail and the input."""
         if rule not in self.report.checks:
             self.report.checks.append(rule)
         if not holds:
-            raise AssertionError(f"`{self.report.name}` must {rule}{detail}. Received: {self.given}. See docs/extending.md.")
+            raise AssertionError(
+                f"`{self.report.name}` must {rule}{detail}. Received: {self.description}. See docs/extending.md."
+            )
 
     def require_close(
-        self, found: np.ndarray, expected: np.ndarray, scale: np.ndarray | float, rule: str, tolerance: float
+        self, actual: np.ndarray, expected: np.ndarray, scale: np.ndarray | float, rule: str, tolerance: float
     ) -> None:
         """Checks that values differ by at most a part of their scale; of something without scale, by the tolerance."""
-        error = (np.abs(found.astype(np.float64) - expected) / np.where(scale > 0, scale, 1.0)).max()
+        error = (np.abs(actual.astype(np.float64) - expected) / np.where(scale > 0, scale, 1.0)).max()
         self.require(error <= tolerance, rule, f" (relative difference {error:.1e})")
 
     def built(self, further: int = 0) -> Method:
@@ -64,9 +66,9 @@ class Case:
         """The result of a function of a fresh copy and arguments in each further mode, with the rule that it must follow."""
         for is_compiled in (False, True) if xla else (False,):
             fresh = self.built()
-            found = traced(lambda *given, fresh=fresh: run(fresh, *given), *arguments, xla=is_compiled)
+            graph = traced(lambda *values, fresh=fresh: run(fresh, *values), *arguments, xla=is_compiled)
             mode = "compiled by XLA" if is_compiled else "in a graph"
-            yield f"be the same {mode} as in eager mode", found(*arguments).numpy()
+            yield f"be the same {mode} as in eager mode", graph(*arguments).numpy()
 
     def check_state(
         self, fresh: Method, observed: Iterable[tuple[str, Observation]], apply: Callable[[Observation], object]
@@ -81,7 +83,7 @@ class Case:
         fresh.build(self.shape)
         detail = f", but has {len(fresh.variables)} variables after {number}. Create them in `create_state`"
         self.require(len(fresh.variables) == number, "do nothing in a second call of `build`", detail)
-        for self.given, shown in observed:
+        for self.description, shown in observed:
             before = _state_of(fresh)
             fresh.observe(shown, tf.constant(False))
             is_same = all(map(np.array_equal, _state_of(fresh), before))

@@ -59,11 +59,11 @@ def check_schedule(
     counts = num_heads if schedule.head_names is None else (len(schedule.head_names),)
     report = Report(type(schedule).__name__, counts)
     for count in counts:
-        _check(Case(schedule, report, f"the steps before any update, with {count} heads", (count,)), num_steps, xla)
+        _check_steps(Case(schedule, report, f"the steps before any update, with {count} heads", (count,)), num_steps, xla)
     return report
 
 
-def _check(case: Case, num_steps: int, xla: bool) -> None:
+def _check_steps(case: Case, num_steps: int, xla: bool) -> None:
     fresh, steps = case.built(), tf.range(num_steps, dtype=tf.int64)
     some = [step for step in reversed((0, 1, 2, 3, 5, 10, num_steps - 1)) if step < num_steps]
     compute_table = _table_of(fresh, steps)

@@ -55,15 +55,15 @@ def check_weighting(
     counts = num_heads if weighting.head_names is None else (len(weighting.head_names),)
     report = Report(type(weighting).__name__, counts)
     for count in counts:
-        for label, losses in _losses(count).items():
+        for label, losses in _loss_vectors(count).items():
             case = Case(weighting, report, f"losses of the kind: {label}, {count} heads", (count,))
-            _check(case, losses, order_matters)
+            _check_weights(case, losses, order_matters)
             if label == "random":
-                _check_copies(case, losses, xla)
+                _check_copied_weightings(case, losses, xla)
     return report
 
 
-def _check(case: Case, losses: np.ndarray, order_matters: bool) -> None:
+def _check_weights(case: Case, losses: np.ndarray, order_matters: bool) -> None:
     weights, total = _weigh(case, losses)
     case.require(total.shape == () and np.isfinite(total), "return a finite scalar as `total`")
     case.require(np.isfinite(weights).all() and (weights >= 0).all(), "have finite weights of at least 0")
@@ -71,12 +71,14 @@ def _check(case: Case, losses: np.ndarray, order_matters: bool) -> None:
         case.require((weights > 0).any(), "have a weight above 0: does `total` have gradients for the losses?")
     if "losses" not in case.method.uses:
         others = _weigh(case, losses[::-1] + 1)[0]
-        _same(case, others, weights, "have weights that do not depend on the losses, or name 'losses' in `uses`")
+        _require_same_weights(
+            case, others, weights, "have weights that do not depend on the losses, or name 'losses' in `uses`"
+        )
     count, idle = len(losses), np.append(losses, np.float32(0))
     with_idle = _weigh(case, idle, 1)[0][:-1]
-    _same(case, with_idle, weights, "give the same weights when a head without labels is added")
+    _require_same_weights(case, with_idle, weights, "give the same weights when a head without labels is added")
     if not order_matters:
-        _same(case, _weigh(case, losses[::-1])[0][::-1], weights, "not depend on the heads' order")
+        _require_same_weights(case, _weigh(case, losses[::-1])[0][::-1], weights, "not depend on the heads' order")
     fresh, active = case.built(1), tf.range(count + 1) < count
     norms = tf.cast(active, tf.float32) if "norms" in case.method.uses else None
     gradients = fresh.gradients(tf.constant(idle), norms, active, **fresh.used(step=_STEP))
@@ -86,14 +88,14 @@ def _check(case: Case, losses: np.ndarray, order_matters: bool) -> None:
             case.require(not np.any(gradient), "not train a variable of an idle head")
 
 
-def _check_copies(case: Case, losses: np.ndarray, xla: bool) -> None:
-    given, active, used = tf.constant(losses), tf.ones([len(losses)], tf.bool), case.method.used(step=_STEP)
+def _check_copied_weightings(case: Case, losses: np.ndarray, xla: bool) -> None:
+    tensor, active, used = tf.constant(losses), tf.ones([len(losses)], tf.bool), case.method.used(step=_STEP)
 
     def weigh(weighting: Weighting, losses: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
         return weighting.weigh(losses, tf.ones_like(losses, tf.bool), **dict(zip(used, values)))[0]
 
-    for rule, found in case.in_graphs(weigh, given, *used.values(), xla=xla):
-        _same(case, found, _weigh(case, losses)[0], rule)
+    for rule, result in case.in_graphs(weigh, tensor, *used.values(), xla=xla):
+        _require_same_weights(case, result, _weigh(case, losses)[0], rule)
 
     fresh = case.built()
 
@@ -102,25 +104,25 @@ def _check_copies(case: Case, losses: np.ndarray, xla: bool) -> None:
         fresh.end_epoch()
 
     observed = [
-        Observation(tf.constant(step, tf.int64), active, factor * given, losses_after=0.9 * factor * given)
+        Observation(tf.constant(step, tf.int64), active, factor * tensor, losses_after=0.9 * factor * tensor)
         for step, factor in enumerate((1.0, 2.0, 0.5))
     ]
-    case.check_state(fresh, [(case.given, each) for each in observed], apply)
+    case.check_state(fresh, [(case.description, observation) for observation in observed], apply)
 
 
 def _weigh(case: Case, losses: np.ndarray, further: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The weights of losses, of which the further ones have no labels, and the total."""
     active = tf.range(len(losses)) < len(losses) - further
-    given, fresh = tf.constant(np.ascontiguousarray(losses)), case.built(further)
-    weights, total = fresh.weigh(given, active, **fresh.used(step=_STEP))
+    tensor, fresh = tf.constant(np.ascontiguousarray(losses)), case.built(further)
+    weights, total = fresh.weigh(tensor, active, **fresh.used(step=_STEP))
     return weights.numpy(), total.numpy()
 
 
-def _same(case: Case, found: np.ndarray, expected: np.ndarray, rule: str) -> None:
-    case.require_close(found, expected, np.maximum(np.abs(expected), 1e-6 * np.abs(expected).max()), rule, 1e-4)
+def _require_same_weights(case: Case, actual: np.ndarray, expected: np.ndarray, rule: str) -> None:
+    case.require_close(actual, expected, np.maximum(np.abs(expected), 1e-6 * np.abs(expected).max()), rule, 1e-4)
 
 
-def _losses(num_heads: int) -> dict[str, np.ndarray]:
+def _loss_vectors(num_heads: int) -> dict[str, np.ndarray]:
     """Vectors `[num_heads]` of losses, float32, by label."""
     rng = np.random.default_rng(0)
     random = rng.uniform(0.2, 3.0, num_heads)

@@ -63,8 +63,8 @@ class Weighting(Method):
     def owners(self, num_heads: int) -> list[list[int]]:
         """For each trainable variable, the positions of the heads that train it: one for `add_learned`, otherwise all."""
         everyone = list(range(num_heads))
-        found = [self._owners.value.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
-        return [everyone if k is None else [k] for k in found]
+        owners = [self._owners.value.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
+        return [everyone if k is None else [k] for k in owners]
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         """The total loss.
@@ -158,13 +158,13 @@ class BoundedWeighting(Weighting):
 
     def __init__(self, least_losses: Mapping[str, float] | None, *, name: str | None) -> None:
         super().__init__(name=name)
-        given = dict(least_losses or {})
-        if not all(is_number(value) for value in given.values()):
+        bounds = dict(least_losses or {})
+        if not all(is_number(value) for value in bounds.values()):
             raise ValueError(
-                f"`least_losses` must map head names to finite numbers. Received: least_losses={given!r}. Correct them."
+                f"`least_losses` must map head names to finite numbers. Received: least_losses={bounds!r}. Correct them."
             )
         # In a form that Keras does not track.
-        self.least_losses = MappingProxyType({str(name): float(value) for name, value in given.items()})
+        self.least_losses = MappingProxyType({str(name): float(value) for name, value in bounds.items()})
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)

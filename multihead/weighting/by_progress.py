@@ -55,14 +55,14 @@ class DWA(Weighting):
         self.noted = self.add_state("noted", (), dtype="int64")
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        last, before = (tf.convert_to_tensor(tensor_variable(each)) for each in (self.last, self.before_last))
+        last, before = (tf.convert_to_tensor(tensor_variable(variable)) for variable in (self.last, self.before_last))
         known = (last > 0) & (before > 0)
         ratios = where(known, last / where(known, before, 1.0), 1.0)
         weights = count_of(active) * softmax_over(ratios / self.temperature, active)
         return sum_over(weights * losses, active)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
-        sums, counts, noted = (tensor_variable(each) for each in (self.sums, self.counts, self.noted))
+        sums, counts, noted = (tensor_variable(variable) for variable in (self.sums, self.counts, self.noted))
         seen = update.active & applied
         sums.assign(sums + where(seen, update.losses, 0.0))
         counts.assign(counts + tf.cast(seen, tf.float32))
@@ -77,14 +77,14 @@ class DWA(Weighting):
     def _turn(self, is_due: tf.Tensor) -> None:
         """Ends an epoch of the formula if `is_due`; a head without a loss in it keeps its means."""
         state = (self.sums, self.counts, self.last, self.before_last, self.noted)
-        sums, counts, last, before_last, noted = (tensor_variable(each) for each in state)
+        sums, counts, last, before_last, noted = (tensor_variable(variable) for variable in state)
         seen = is_due & (counts > 0)
         means = where(seen, tf.math.divide_no_nan(sums, counts), last)
         older = where(seen, last, before_last)
         last.assign(means)
         before_last.assign(older)
-        for each in (sums, counts, noted):
-            each.assign(where(is_due, tf.zeros_like(each), each))
+        for variable in (sums, counts, noted):
+            variable.assign(where(is_due, tf.zeros_like(variable), variable))
 
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
@@ -149,11 +149,11 @@ class FAMO(BoundedWeighting):
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         active = update.active
-        before, after = (logarithm(self._above(each), active) for each in (update.losses, update.losses_after))
+        before, after = (logarithm(self._above(losses), active) for losses in (update.losses, update.losses_after))
         fell = before - after
         moved = active & applied & tf.reduce_all(tf.math.is_finite(fell))
         state = (self.logits, self.first_moments, self.second_moments, self.steps)
-        logits, first, second, steps = (tensor_variable(each) for each in state)
+        logits, first, second, steps = (tensor_variable(variable) for variable in state)
         shares = softmax_over(tf.convert_to_tensor(logits), active)
         gradient = shares * (fell - tf.reduce_sum(shares * fell)) + self.weight_decay * logits
         gradient = where(moved, gradient, 0.0)  # a non-finite gradient must not reach the moments
@@ -288,7 +288,7 @@ class GO4Align(Weighting):
 
 
 def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Tensor:
-    """The mean of each active number's group, for the best division into at most so many groups (k-means in one dimension).
+    """The mean of each active number's group, for the best division into up to `num_groups` groups: one-dimensional k-means.
 
     The best groups are intervals of the sorted numbers, found by dynamic programming.
     """

@@ -1,4 +1,4 @@
-"""Weightings by the present losses: their logarithms, learned uncertainties, softmaxes; and random weights."""
+"""Weightings by the current losses: their logarithms, learned uncertainties, softmaxes; and random weights."""
 
 from __future__ import annotations
 

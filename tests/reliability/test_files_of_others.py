@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer, callbacks
-from multihead.comparison._jobs import opened
+from multihead.comparison._jobs import open_lines
 from multihead.plots import all_of
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -57,7 +57,7 @@ def fit(*given, **options):
 
 def compared(folder):
     for settings in ({"seeds": [0]}, None):
-        with opened(folder / "run.jsonl") as lines:
+        with open_lines(folder / "run.jsonl") as lines:
             if settings:
                 lines.begin(settings)
             lines.append({"chosen": "a"})
@@ -104,7 +104,7 @@ def test_what_is_no_ledger_is_refused_and_stays(text, tmp_path):
             if write is not None:
                 write(tmp_path)
             else:
-                with opened(path):
+                with open_lines(path):
                     pass
         assert path.read_text(encoding="utf-8") == text
 

@@ -188,7 +188,7 @@ def test_what_cannot_be_restored_is_said_when_fit_begins(tmp_path):
     with pytest.warns(RuntimeWarning, match="`validation_data` is shuffled without a seed"):
         fit(made(), tmp_path / "validation", data={**ARRAYS, "validation_data": unseeded})
     fit(made(), tmp_path / "generator", stop=2, data={"x": endless(np.random.default_rng(0)), "steps_per_epoch": 3})
-    with pytest.warns(RuntimeWarning, match="`x` does not repeat itself: its first batch differs"):
+    with pytest.warns(RuntimeWarning, match="`x` is not reproducible: its first batch differs"):
         fit(made(), tmp_path / "generator", data={"x": endless(np.random.default_rng(1)), "steps_per_epoch": 3})
 
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_is_written_without_a_copy_in_memory_and_is_whole_or_not_th
     arrays = {f"layer/{i}": rng.normal(size=(256, 1024)) for i in range(8)}
     arrays |= {"step": np.array(3), "none": np.zeros([0, 2], "float32"), "flags": np.array([True, False])}
     tracemalloc.start()
-    snapshot.write(path, snapshot.Snapshot({"parts": ["a"]}, arrays))
+    snapshot.write_snapshot(path, snapshot.Snapshot({"parts": ["a"]}, arrays))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 0.3 * sum(array.nbytes for array in arrays.values())
@@ -240,11 +240,11 @@ def test_a_checkpoint_is_written_without_a_copy_in_memory_and_is_whole_or_not_th
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
     try:
         with pytest.raises(RuntimeError, match="must take a checkpoint of 16,[0-9,]* bytes.*File too large"):
-            snapshot.write(path, snapshot.Snapshot({}, arrays))
+            snapshot.write_snapshot(path, snapshot.Snapshot({}, arrays))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [each.name for each in tmp_path.iterdir()] == ["run.checkpoint"]
-    found = snapshot.read(path)
+    found = snapshot.read_snapshot(path)
     assert found.description == {"parts": ["a"]} and list(found.arrays) == list(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found.arrays[name], array, strict=True)

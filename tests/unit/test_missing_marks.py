@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights, losses
 from multihead._data.batch import unmasked
-from multihead.comparison._data import _rows_of, parts_of
+from multihead.comparison._data import _rows_of, data_parts
 from multihead.heads._named import new_head
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -98,7 +98,7 @@ def test_without_masked_values_it_is_an_array_as_any_other():
 def test_class_weights_and_comparisons_see_the_mask():
     labels = np.ma.masked_array([0, 0, 1, 1, 1], [False, False, False, True, True])
     assert class_weights(labels) == class_weights([0, 0, 1])
-    read = parts_of({"train": (X, {"a": MASKED}), "validation": (X, {"a": LISTED})}, 0)
+    read = data_parts({"train": (X, {"a": MASKED}), "validation": (X, {"a": LISTED})}, 0)
     for part in read.values():
         np.testing.assert_array_equal(np.isnan(part[1]["a"]), LACKING)
 
@@ -106,7 +106,7 @@ def test_class_weights_and_comparisons_see_the_mask():
 def test_comparisons_take_sparse_inputs():
     sparse = pytest.importorskip("scipy.sparse")
     dense = np.where(X > 0, X, 0)
-    part = parts_of({"train": (sparse.csr_matrix(dense), {"a": X[:, :1]}), "validation": (X, {"a": X[:, :1]})}, 0)["train"]
+    part = data_parts({"train": (sparse.csr_matrix(dense), {"a": X[:, :1]}), "validation": (X, {"a": X[:, :1]})}, 0)["train"]
     rows = np.array([7, 2, 11])
     np.testing.assert_array_equal(tf.sparse.to_dense(_rows_of(part[0], rows)), dense[rows])
     np.testing.assert_array_equal(_rows_of(part[1]["a"], rows), X[rows, :1])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.tensors import where
-from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
+from multihead.balancing._rows import UnitRows, fast_matvec, inside, inverse_norms
 
 
 def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: float, tolerance: float) -> tf.Tensor:
@@ -95,7 +95,7 @@ class DualCone(NamedTuple):
 
         First removes its component in the span of the opposed rows, and with it the rounding error of what cancels.
         """
-        return inside(self.rows, times(self.removal, weights), self.inner, (self.rows.active > 0) & ~self.opposed)
+        return inside(self.rows, fast_matvec(self.removal, weights), self.inner, (self.rows.active > 0) & ~self.opposed)
 
 
 def dual_cone(rows: UnitRows) -> DualCone:
@@ -106,7 +106,7 @@ def dual_cone(rows: UnitRows) -> DualCone:
     """
     lift = rows.active[:, None] * rows.active
     shortest = nonnegative_least_squares(rows.cosines + lift, -rows.active[None], rows.noise, rows.tolerance)[0]
-    least = tf.reduce_min(where(rows.active > 0, times(rows.cosines, shortest), tf.float64.max))
+    least = tf.reduce_min(where(rows.active > 0, fast_matvec(rows.cosines, shortest), tf.float64.max))
 
     def without_opposed() -> tuple[tf.Tensor, ...]:
         return tf.zeros_like(rows.active, tf.bool), tf.eye(rows.num_heads, dtype=tf.float64), shortest / least
@@ -138,7 +138,7 @@ def _with_opposed(rows: UnitRows) -> tuple[tf.Tensor, ...]:
     removal = tf.linalg.diag(1.0 - among) - tf.matmul(inverse, rows.cosines * (1.0 - among))
     free = (rows.active > 0) & ~opposed
     share = where(free, 1.0 / where(free, squares, 1.0), 0.0)
-    return opposed, removal, times(removal, tf.linalg.matvec(weights, share, transpose_a=True))
+    return opposed, removal, fast_matvec(removal, tf.linalg.matvec(weights, share, transpose_a=True))
 
 
 # Initial grid of the search: from levels at which only the heads with the largest gradients matter to levels at which
@@ -187,7 +187,7 @@ def search_along_path(
     _, _, first, step, left = tf.while_loop(is_open, narrow, state)
     # Between levels with the same passive set the displacement is linear: the point is at the smallest positive root of a
     # quadratic.
-    pulled, more = times(rows.cosines, step), tf.reduce_sum(products * step)
+    pulled, more = fast_matvec(rows.cosines, step), tf.reduce_sum(products * step)
     half = (bend * tf.reduce_sum(products * first) + slope) * more - weight * tf.reduce_sum(first * pulled)
     root = tf.sqrt(tf.maximum(half**2 - (bend * more**2 - weight * tf.reduce_sum(step * pulled)) * left, 0.0))
     return first + step * tf.clip_by_value(tf.math.divide_no_nan(left, root - half), 0.0, 1.0)

@@ -26,10 +26,10 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     # No small ones: every digit that counts is right already.
     are_similar = values[0] > _SIMILAR * values[-1]
 
-    def found() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def decomposed() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return tf.sqrt(tf.maximum(values, 0.0)), tf.identity(vectors), values > 0
 
-    return tuple(tf.cond(are_similar, found, lambda: _rotated(rows, norms)))
+    return tuple(tf.cond(are_similar, decomposed, lambda: _rotated(rows, norms)))
 
 
 # Ratio of eigenvalues above which the smallest is accurate to ten digits.
