@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             written = _compare(options)
     except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
         sys.exit(f"python -m multihead {options.command}: {error}")
-    for each in written:
-        sys.stdout.write(f"{each}\n")
+    for path in written:
+        sys.stdout.write(f"{path}\n")
 
 
 def _compare(options: argparse.Namespace) -> list[Path]:
@@ -64,11 +64,11 @@ def _compare(options: argparse.Namespace) -> list[Path]:
             "`config` must be a Python file whose name no other module has, such as `my_study.py`. "
             f"Received: {options.config!r}. Correct the path, or rename the file."
         )
-    given = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
-    given["file"] = file = Path(options.file or path.with_suffix(".jsonl"))
+    arguments = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
+    arguments["file"] = file = Path(options.file or path.with_suffix(".jsonl"))
     if options.processes is not None:
-        given["processes"] = options.processes
-    result = compare(**given)
+        arguments["processes"] = options.processes
+    result = compare(**arguments)
     sys.stdout.write(f"\n{result}\n\n")
     if optional("matplotlib") is None:
         return [file]

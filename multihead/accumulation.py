@@ -55,11 +55,11 @@ class GradientAccumulator(tf.Module):
                 f"Received: momentum={momentum!r}. Pass None for the plain mean."
             )
         self._momentum = momentum
-        of_replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
-        options = {"trainable": False, **of_replicas}
-        dtypes = [precision_of([tf.as_dtype(each.dtype)]) for each in variables]
-        zeros = [tf.zeros(each.shape, dtype) for each, dtype in zip(variables, dtypes)]
-        self._sums = [tf.Variable(each, **options) for each in zeros]
+        on_replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+        options = {"trainable": False, **on_replicas}
+        dtypes = [precision_of([tf.as_dtype(variable.dtype)]) for variable in variables]
+        zeros = [tf.zeros(variable.shape, dtype) for variable, dtype in zip(variables, dtypes)]
+        self._sums = [tf.Variable(zero, **options) for zero in zeros]
         self._count = tf.Variable(tf.zeros([], precision_of(dtypes)), **options)
         self._given = tf.Variable(tf.zeros([len(zeros)]), **options)
 
@@ -115,11 +115,11 @@ class GradientAccumulator(tf.Module):
             instead. Zeros if the counts are 0.
         """
         sums: list[tf.Tensor] = [tf.convert_to_tensor(total) for total in self._sums]
-        count, given = (all_reduce_sum(tf.convert_to_tensor(each)) for each in (self._count, self._given))
+        count, calls = (all_reduce_sum(tf.convert_to_tensor(state)) for state in (self._count, self._given))
         sums = sums if part else all_reduce_sum(sums)
         means: list[Gradient] = [tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in sums]
         if tf.executing_eagerly():
-            means = [mean if was_given else None for mean, was_given in zip(means, given.numpy())]
+            means = [mean if number else None for mean, number in zip(means, calls.numpy())]
         return means
 
     def reset(self) -> None:

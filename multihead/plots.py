@@ -95,7 +95,7 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
 
 
 def _draw(run: object, names: Sequence[str], draw: Callable[[Axis, Run, str], None], what: str, remedy: str) -> Figure:
-    """Draws statistics of runs, each that a run has on an axis of its own, with the run's name if there are several."""
+    """Draws the statistics that the runs have, each on its own axis, with the run's name if there are several."""
     runs = runs_of(run)
     rows = [(one_run, name) for one_run in runs for name in names if any(key.endswith(f"_{name}") for key in one_run.values)]
     if not rows:

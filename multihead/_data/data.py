@@ -67,7 +67,7 @@ class Data(NamedTuple):
     def as_dataset(
         self, batch_size: int | None, steps: int | None, shuffle: bool | str, argument: str, seed: int | None = None
     ) -> tf.data.Dataset:
-        """The batches as a dataset, for the sake of an argument; arrays without a batch size become so many steps."""
+        """The batches as a dataset; arrays without a batch size are divided into `steps`. Errors name `argument`."""
         if self.is_arrays:
             parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
             size = num_examples(self.x)

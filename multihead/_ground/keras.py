@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3  # which has its own variable class and optimizers
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 
-# Whether each metric in a flat list given to `compile` is for all outputs even if there are as many of each.
+# Whether each metric in a flat list passed to `compile` is for all outputs even if there are as many of each.
 METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 
 # Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
@@ -162,7 +162,7 @@ class KerasHooks:
 
 
 def callbacks_of(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
-    """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
+    """The callbacks passed to `fit` or `evaluate`, one, several or none, as a list; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         members: list[Callback] = callbacks.callbacks
         return members

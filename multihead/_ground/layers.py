@@ -136,7 +136,7 @@ def own_losses(layer: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
 
 
 def metrics_of_layers(module: Layer) -> list[Metric]:
-    """The metrics that a layer and its sub-layers keep, each once."""
+    """The metrics that a layer and its sub-layers keep, without duplicates."""
     return list({id(metric): metric for layer in all_layers(module) for metric in layer._metrics}.values())
 
 
@@ -178,7 +178,7 @@ def recurrent_states(module: Layer) -> list[tf.Variable]:
 
 
 def state_variables(module: Layer) -> list[tf.Variable]:
-    """The variables that a module may change in training mode, each once: averages, seeds, recurrent states, metrics."""
+    """The variables, each once, that a module may change in training mode: averages, seeds, recurrent states, metrics."""
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
     variables = [
         *(variable for variable in module_variables(module) if not variable.trainable),

@@ -16,9 +16,9 @@ _ENDS = (types.ModuleType, type, str, bytes, int, float, np.ndarray, tf.Tensor, 
 
 
 def referenced(roots: Iterable[object]) -> Iterator[object]:
-    """Objects and all that they refer to, nearest first, each once.
+    """Objects and all that they refer to, nearest first, without duplicates.
 
-    Followed are the variables around a function, the globals that it uses, its defaults, the object of a method, the
+    It follows the variables around a function, the globals that it uses, its defaults, the object of a method, the
     attributes of an object and the elements of a container.
     """
     waiting, seen = deque(roots), dict[int, object]()

@@ -320,7 +320,7 @@ def gramian(rows: Sequence[Tensor], num_heads: int | None = None) -> Tensor:
     """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors `[num_heads, n]`, float64.
 
     A balancer's result for nearly parallel gradients is only as accurate as this matrix, and squares of float32 numbers can
-    leave the range of float32. Where there may be no tensor, `num_heads` must be given.
+    leave the range of float32. Pass `num_heads` where there may be no tensor.
     """
     nothing = [] if num_heads is None else [tf.zeros([num_heads, num_heads], tf.float64)]
     precise = [tf.cast(values, tf.float64) for values in rows]

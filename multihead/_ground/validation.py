@@ -40,7 +40,7 @@ def did_you_mean(names: Iterable[object], known: Iterable[object], otherwise: st
 
 
 def names_known_to(get: Function, module: Layer, more: Iterable[str] = ()) -> list[str]:
-    """The public names of `keras.losses` or `keras.metrics` that its `get` knows, each once, and `more` names."""
+    """The public names of `keras.losses` or `keras.metrics` that its `get` knows, in one spelling, and `more` names."""
     names = {normalized(name): name for name in more}
     for name in ["accuracy", "acc", "mae", "mape", "mse", "msle", *sorted(vars(module), key=str.swapcase)]:
         with suppress(ValueError, TypeError, KeyError):

@@ -122,7 +122,7 @@ class Balancer(Method):
             **used: The arguments named in `uses`.
 
         Returns:
-            One tensor `[n_i]` per given tensor, of the same dtype.
+            One tensor `[n_i]` per tensor of `gradients`, of the same dtype.
         """
         return [
             tf.cast(tf.reduce_sum(rows, axis=0), gradient.dtype)
@@ -140,7 +140,7 @@ class Balancer(Method):
             **used: The arguments named in `uses`.
 
         Returns:
-            One tensor `[num_heads, n_i]` per given tensor, float64.
+            One tensor `[num_heads, n_i]` per tensor of `gradients`, float64.
         """
         # In float64, the squares of float32 numbers neither overflow nor underflow.
         wide = [tf.cast(gradient, tf.float64) for gradient in gradients]

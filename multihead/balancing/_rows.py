@@ -46,7 +46,7 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     gramian = tf.stop_gradient(tf.convert_to_tensor(gramian))
     dtype = gramian.dtype
     finite = tf.reduce_all(tf.math.is_finite(gramian))
-    # Of a Gramian that is not finite nothing is left: as if all heads were idle.
+    # A Gramian that is not finite counts as zero, as if all heads were idle.
     products = where(finite, tf.cast(gramian, tf.float64), 0.0)
     squares = tf.linalg.diag_part(products)
     is_active = squares >= (1e-300 if dtype == tf.float64 else float(dtype.as_numpy_dtype(1.2e-38)))

@@ -47,7 +47,7 @@ class MGDA(Balancer):
 
     Source: Desideri, Multiple-gradient descent algorithm, Comptes Rendus Mathematique 350, 2012; Sener and Koltun,
     Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018. `L_k` is 1 for a head whose loss is not above 0, or if
-    `losses` is not given.
+    no `losses` are passed.
     """
 
     max_heads = MAX_HEADS

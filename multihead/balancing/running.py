@@ -182,7 +182,7 @@ class DBMTL(RunningBalancer):
         [0.1881, 2.4530, 2.4530]
 
     Source: Lin et al., Dual-Balancing for Multi-Task Learning, arXiv 2308.12029, 2023, algorithm 1. Gradients are not
-    divided by the loss if `losses` is not given, or for a head whose loss is not above 0.
+    divided by the loss if no `losses` are passed, or for a head whose loss is not above 0.
     """
 
     scale_invariant = True

@@ -43,7 +43,7 @@ def named(lines: Sequence[Line], kind: str) -> dict[str, Line]:
 
 
 def key_of(line: Line) -> str:
-    """What tells a run from all others."""
+    """What distinguishes a run from all others, as text."""
     names = ("run", "variant", "head", "seed", "rate", "updates", "at_equal_cost", "head_rates")
     return json.dumps([line.get(name) for name in names], sort_keys=True)
 
@@ -83,7 +83,7 @@ class Lines:
         return self.lines[-1]
 
     def runs(self) -> dict[str, Line]:
-        """The lines of runs by what tells them apart."""
+        """The lines of runs by `key_of`."""
         return {key_of(line): line for line in self.lines if "run" in line}
 
 

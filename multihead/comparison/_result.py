@@ -201,7 +201,7 @@ class Comparison:
 
     @property
     def findings(self) -> list[str]:
-        """What was found, in sentences, the verdict first."""
+        """The findings in sentences, the verdict first."""
         return [*self._answers(), *findings_of(self)]
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:

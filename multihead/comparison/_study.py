@@ -62,7 +62,7 @@ class Variant:
 
     @property
     def build_argument(self) -> str:
-        """What `build` is called in messages."""
+        """The name of `build` in messages."""
         return f"variants[{self.name!r}]['build']"
 
     @property

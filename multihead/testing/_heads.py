@@ -1,4 +1,4 @@
-"""What a head says of itself: whether its module and its loss treat each row by itself, on the user's own rows."""
+"""Checks of what a head declares: whether module and loss treat each row by itself, on the user's own rows."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
     - the loss and the metrics of rows of which some have no label are those of the labelled rows alone.
 
     A head with `couples_rows=True` need not satisfy the first two. One with None that satisfies them can be declared with
-    `couples_rows=False`. Nothing that rows do not show is found: pass as many as a batch has, with typical labels.
+    `couples_rows=False`. What the rows do not show goes unnoticed: pass as many as a batch has, with typical labels.
 
     Args:
         head: The head. Its module is built if it is not yet; variables keep their values.
-        x: What the encoder gives for some rows, four at least: a tensor, or a nest of tensors, of which the head's `reads`
+        x: What the encoder returns for at least four rows: a tensor, or a nest of tensors, of which the head's `reads`
             selects.
         y: The targets of these rows. Rows without a label are left out.
 

@@ -49,7 +49,7 @@ class Case:
     def require_close(
         self, actual: np.ndarray, expected: np.ndarray, scale: np.ndarray | float, rule: str, tolerance: float
     ) -> None:
-        """Checks that values differ by at most a part of their scale; of something without scale, by the tolerance."""
+        """Checks that values differ by at most `tolerance` times their scale, or by `tolerance` where the scale is 0."""
         error = (np.abs(actual.astype(np.float64) - expected) / np.where(scale > 0, scale, 1.0)).max()
         self.require(error <= tolerance, rule, f" (relative difference {error:.1e})")
 
@@ -75,7 +75,7 @@ class Case:
     ) -> None:
         """Checks configuration, a second `build`, skipped updates and `reset` of a copy that is built.
 
-        Each of the observed updates, with what it is an input for, is skipped first; then `apply` is called with it.
+        Each observed update, with its description, is skipped first; then `apply` is called with it.
         """
         rule = "return all arguments of the constructor, and only these, from `get_config`"
         self.require(fresh.get_config() == self.method.get_config(), rule)

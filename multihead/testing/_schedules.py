@@ -106,7 +106,7 @@ def _table_of(schedule: Schedule, steps: tf.Tensor) -> Function:
 
 
 def _observations(count: int) -> Iterator[tuple[str, Observation]]:
-    """Updates to observe, each with what the steps after it are called."""
+    """Updates to observe, each with a description of the steps after it."""
     rng = np.random.default_rng(0)
     agreeing, conflicting = np.ones([count, count]), np.full([count, count], -1.0 / max(count - 1, 1))
     np.fill_diagonal(conflicting, 1.0)

@@ -124,7 +124,7 @@ class Weighting(Method):
         return list(tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
     def __call__(self, losses: Tensor, *, step: Tensor = 0) -> tf.Tensor:
-        """Computes the weights for the given losses, without changing the state.
+        """Computes the weights for some losses, without changing the state.
 
         Args:
             losses: `[num_heads]` numbers.

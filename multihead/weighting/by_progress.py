@@ -263,8 +263,8 @@ class GO4Align(Weighting):
         [0.5624, 4.5008]
 
     Source: Shen et al., GO4Align: Group Optimization for Multi-Task Alignment, NeurIPS 2024, with the indicators of the
-    authors' experiments and their step size. There k-means starts at random; here the best groups are found. The default of
-    `num_groups` is not from the paper.
+    authors' experiments and their step size. There k-means starts at random; here it is exact. The default of `num_groups`
+    is not from the paper.
     """
 
     def __init__(self, num_groups: int = 2, step_size: float = 1e-4, *, name: str | None = None) -> None:
@@ -290,7 +290,7 @@ class GO4Align(Weighting):
 def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Tensor:
     """The mean of each active number's group, for the best division into up to `num_groups` groups: one-dimensional k-means.
 
-    The best groups are intervals of the sorted numbers, found by dynamic programming.
+    The best groups are intervals of the sorted numbers, computed by dynamic programming.
     """
     size = int(values.shape[0])
     order = tf.argsort(where(active, values, values.dtype.max), stable=True)

@@ -1,4 +1,4 @@
-"""The exact method: non-negative least squares for rows of any kind, and what is computed by them.
+"""The exact method: non-negative least squares for rows of any kind, and what is computed with it.
 
 The dual cone `{x: x . g_k >= 0 for all k}` holds the updates that conflict with no head.
 """
