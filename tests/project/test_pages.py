@@ -29,7 +29,7 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 LONG = (
-    *("addons", "experts", "finetuning", "keras_hub", "reply_and_price", "serving", "sharing", "speed", "text", "tuning"),
+    *("addons", "experts", "finetuning", "keras_hub", "serving", "sharing", "speed", "text", "tuning"),
     "watching",
 )
 """Pages whose programs take long."""
