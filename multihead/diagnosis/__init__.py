@@ -12,17 +12,17 @@ from multihead._display.drawing import bars, heat_map, new_figure, table_as_text
 from multihead._ground.types import Config, Figure
 from multihead.diagnosis._reached import HeadLabels
 from multihead.diagnosis._statistics import Cosines, as_json, interval
-from multihead.diagnosis._text import lines_of, weights_in_words
+from multihead.diagnosis._text import suggestion_lines, weights_as_text
 
 __all__ = ["Diagnosis", "Finding"]
 
 LEVELS = ("representation", "parameters")
 FEW_IN_COMMON = 0.3
-"""The part of the rows with a label of either head that have both, below which cosines say nothing."""
+"""Of the rows with a label of either head, the fraction with labels of both below which cosines say nothing."""
 
 
 class Finding(str):
-    """A sentence with a finding and its remedy, a short `kind`, such as `"scale"`, and the `heads` concerned."""
+    """A sentence that states a finding and its remedy, with a short `kind`, such as `"scale"`, and the `heads` concerned."""
 
     kind: str
     heads: tuple[str, ...]
@@ -43,22 +43,23 @@ class Diagnosis:
         heads: The heads' names, in the order of all arrays below.
         batches: The number of batches measured.
         losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
-        constant_losses: `[heads]`: the same, with the same class and sample weights, if a head predicted the best of some
-            constants, such as the mean for `"mse"` and the frequencies of the classes for a cross-entropy; NaN if unknown.
+        constant_losses: `[heads]`: the same losses, with the same class and sample weights, of the best of several constant
+            predictions, such as the mean for `"mse"` and the class frequencies for a cross-entropy; NaN if unknown.
         progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
-            constant, with a gradient that is mostly noise in these batches: done, or learning slowly), `"done"` (almost
-            nothing is left of the loss), or `"unknown"`.
+            constant, but its gradient is mostly noise in these batches: done, or learning slowly), `"done"` (almost nothing
+            is left of the loss), or `"unknown"`.
         weights: `[heads]`: mean weights of the losses.
         labelled: `[heads]`: the fraction of elements that have a label, padding left out.
-        label_means: `[heads]`: the mean of the labels, as the loss sees them, of heads that predict numbers; otherwise NaN.
+        label_means: `[heads]`: for heads that predict numbers, the mean of the labels, as the loss sees them; otherwise NaN.
         label_deviations: `[heads]`: their standard deviation; otherwise NaN.
-        labels: For each head, what its labels ask of it: among others the number `unreachable` of those that its module
-            cannot predict, of `number`, and the `scaling` that fits labels, loss and module, or None.
+        labels: For each head, what its labels require: among others, how many (`unreachable`) of their `number` its module
+            cannot predict, and the `scaling` that fits labels, loss and module, or None.
         reads: For each head, whether it reads each floating-point tensor of the representation.
         norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
         spreads: By level, the cosines of `g_i` and `g_j`, `[heads, heads]`: over batches, their `mean`, standard
             `deviation`, the ends `low` and `high` of a 95 % confidence interval of the mean, and the fraction `negative` of
-            batches in which they are below 0. NaN for heads without a common batch, and all but two of them for one batch.
+            batches in which they are below 0. NaN for heads without a common batch; with a single batch, all are NaN except
+            `mean` and `negative`.
         mean_cosines: `[heads, heads]`: the cosines of the means of `g_i` and `g_j` over all batches, at the parameters.
         signal_to_noise: `[heads]`: the squared norm of the mean of `g_k` over the variance of `g_k` of one batch, at the
             parameters; NaN for a single batch.
@@ -68,12 +69,12 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row.
-        overlaps: `[heads, heads]`: of the rows with a label of either head, the part with labels of both.
+        overlaps: `[heads, heads]`: of the rows with a label of either head, the fraction with labels of both.
         finite: `[heads]`: whether all losses and gradients were finite.
         findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
             `"NormFloor"`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
-            is neither; the findings also say what `compile` cannot repair. `parts` has each by itself.
+            is neither; the findings also say what `compile` cannot repair. `parts` has them one by one.
         equal_weights: By head name, the `weight` with which the measured norms would be equal; empty if fewer than two heads
             have one.
     """
@@ -124,17 +125,19 @@ class Diagnosis:
     @property
     def parts(self) -> dict[str, Config]:
         """The parts of the `suggestion`, each as keyword arguments for `compile`: variants of `multihead.compare`."""
-        belongs = {"balance_at": "balancer"}
-        names = [name for name in self.suggestion if name not in belongs]
-        return {name: {n: v for n, v in self.suggestion.items() if belongs.get(n, n) == name} for name in names}
+        main_arguments = {"balance_at": "balancer"}  # of arguments that mean nothing alone
+        parts: dict[str, Config] = {}
+        for name, value in self.suggestion.items():
+            parts.setdefault(main_arguments.get(name, name), {})[name] = value
+        return parts
 
     def __str__(self) -> str:
         tables = [table_as_text(title, columns, rows) for title, columns, rows in self.tables()]
         sections = ["\n".join(f"- {finding}" for finding in self.findings)]
         if self.suggestion:
-            sections.append("\n".join(["Suggestion", *lines_of(self.parts, self.suggestion)]))
+            sections.append("\n".join(["Suggestion", *suggestion_lines(self.parts, self.suggestion)]))
         if self.equal_weights:
-            tables.append(weights_in_words(self.equal_weights, list(self.suggestion.get("target_scaling", ()))))
+            tables.append(weights_as_text(self.equal_weights, list(self.suggestion.get("target_scaling", ()))))
         return "\n\n".join([*sections, *tables])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -145,11 +148,11 @@ class Diagnosis:
             losses.append([head, loss, constant, self.progress[k], weight, f"{self.labelled[k]:.0%}"])
             measurements = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
             gradients.append([head, *(f"{measurement:.3g}" for measurement in (*measurements, self.signal_to_noise[k]))])
-        of_losses = ["head", "loss", "constant", "progress", "weight", "labelled"]
-        of_gradients = ["head", "norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
-        found = [
-            (f"Losses of the heads over {self.batches} batches", of_losses, losses),
-            ("Gradients of the heads", of_gradients, gradients),
+        loss_columns = ["head", "loss", "constant", "progress", "weight", "labelled"]
+        gradient_columns = ["head", "norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
+        tables = [
+            (f"Losses of the heads over {self.batches} batches", loss_columns, losses),
+            ("Gradients of the heads", gradient_columns, gradients),
         ]
         pairs = list(itertools.combinations(range(len(self.heads)), 2))
         if pairs:
@@ -160,8 +163,8 @@ class Diagnosis:
                 if self.overlaps[i, j] < FEW_IN_COMMON:
                     cells = [f"{self.overlaps[i, j]:.0%} of rows in common"] * 2
                 rows.append([f"{self.heads[i]} and {self.heads[j]}", *cells])
-            found.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
-        return found
+            tables.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
+        return tables
 
     def plot(self) -> Figure:
         """Draws shares and norms of the heads, losses against constant predictions, and cosines.
@@ -185,6 +188,8 @@ class Diagnosis:
         """All measurements, findings and the suggestion, as JSON takes them; non-finite numbers are None."""
         measured = {**vars(self), "shares": self.shares, "cosines": self.cosines, "conflicts": self.conflicts}
         plain = {name: as_json(value) for name, value in measured.items() if name not in ("findings", "suggestion")}
-        found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
-        suggested = {name: as_json(value) for name, value in self.suggestion.items()}
-        return {**plain, "findings": found, "suggestion": suggested}
+        findings = [
+            {"kind": finding.kind, "heads": list(finding.heads), "sentence": str(finding)} for finding in self.findings
+        ]
+        suggestion = {name: as_json(value) for name, value in self.suggestion.items()}
+        return {**plain, "findings": findings, "suggestion": suggestion}

@@ -17,10 +17,11 @@ from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 _FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
 _HAS_LEARNED, _STILL_MOVING = 0.5, -0.1
-"""The fraction of a constant's loss that a head has removed: it has learned; its outputs are far from the labels' mean."""
+"""Fractions of a constant's loss that a head has removed: above the first it has learned; below the second its outputs are
+still moving to the labels' mean."""
 _OPPOSED, _OPPOSED_IN_LAYER, _STRONGLY_OPPOSED, _LARGE_ENOUGH = -0.1, -0.3, -0.4, 0.05
 _NOTES = ("unclear", "few common rows", "different tensors")
-"""Kinds about the limits of the measurements; alone they do not mean that anything is wrong."""
+"""Kinds that state limits of the measurements; alone they do not mean that anything is wrong."""
 _ORDER = (
     "not finite", "no probabilities", "out of reach", "no weight", "few labels", "frozen encoder", "unreached",
     "zero gradient", "dead encoder", "units", "scale", "left behind", "conflict", "conflict in one layer", "clipping",
@@ -28,14 +29,14 @@ _ORDER = (
 )  # fmt: skip
 
 
-def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
-    """All findings about a diagnosis, the most serious first; a finding of its own if there are no others."""
+def find(diagnosis: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
+    """All findings about a diagnosis, the most serious first; `"healthy"` or `"nothing to compare"` if nothing is wrong."""
     rules = (_labels_and_loss, _reach, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping_and_tensors)
-    findings = [finding for rule in rules for finding in rule(found, spec)]
+    findings = [finding for rule in rules for finding in rule(diagnosis, spec)]
     findings = sorted(findings, key=lambda finding: _ORDER.index(finding.kind))
-    if any(each.kind not in _NOTES for each in findings):
+    if any(finding.kind not in _NOTES for finding in findings):
         return tuple(findings)
-    if len(comparable(found)) < 2:
+    if len(comparable(diagnosis)) < 2:
         sentence = "There is nothing to compare: fewer than two heads have an encoder gradient."
         return (Finding(sentence, "nothing to compare"), *findings)
     sentence = (
@@ -43,29 +44,29 @@ def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
         "learned something and are not done. Here the plain sum is enough: `NormFloor()` would act only if a gradient "
         "falls below that later."
     )
-    return (Finding(sentence, "healthy", found.heads), *findings)
+    return (Finding(sentence, "healthy", diagnosis.heads), *findings)
 
 
-def _labels_and_loss(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Heads whose losses cannot train them: by their numbers, predictions, weights or labels."""
-    for k, head in enumerate(found.heads):
-        if not found.finite[k]:
+def _labels_and_loss(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads that cannot learn: losses that are not finite, a weight of 0, few labels, or invalid predictions."""
+    for k, head in enumerate(diagnosis.heads):
+        if not diagnosis.finite[k]:
             sentence = (
                 f"{head!r} has losses or gradients that are not finite, and such updates are skipped. Check its labels and "
                 "inputs for invalid values."
             )
             yield Finding(sentence, "not finite", [head])
-        elif found.labelled[k] > 0 and not found.weights[k] > 0:
+        elif diagnosis.labelled[k] > 0 and not diagnosis.weights[k] > 0:
             sentence = f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn."
             yield Finding(sentence, "no weight", [head])
-        if found.labelled[k] < _FEW:
+        if diagnosis.labelled[k] < _FEW:
             sentence = (
-                f"{head!r} has labels for only {100 * found.labelled[k]:.2g}% of its elements, so its gradient is noisy. "
-                "Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with more of its labels; a "
-                "balancer cannot create labels."
+                f"{head!r} has labels for only {100 * diagnosis.labelled[k]:.2g}% of its elements, so its gradient is "
+                "noisy. Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with more of its "
+                "labels; a balancer cannot create labels."
             )
             yield Finding(sentence, "few labels", [head])
-        loss, (low, high, smallest, largest) = spec.network.heads[k].loss, found.predicted[k]
+        loss, (low, high, smallest, largest) = spec.network.heads[k].loss, diagnosis.predicted[k]
         if loss.known is None or loss.known.largest is None:
             continue
         takes, sentence = f"but its loss, {loss.name}, takes probabilities", ""
@@ -77,29 +78,29 @@ def _labels_and_loss(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             yield Finding(f"The predictions of {head!r} {sentence}. {remedy(loss)}", "no probabilities", [head])
 
 
-def _encoder(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def _encoder(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """A frozen or dead encoder, and heads that do not train it."""
-    if not found.layer_norms:
+    if not diagnosis.layer_norms:
         sentence = (
             "The encoder is frozen: it has no trainable variables, so weights, balancers and schedules change nothing in "
             "it. If that is not what you want, set `encoder.trainable = True` and call `compile` again."
         )
         yield Finding(sentence, "frozen encoder")
         return
-    at_representation, at_parameters = found.norms["representation"], found.norms["parameters"]
-    reaching = [k for k in range(len(found.heads)) if at_representation[k] > 0 and found.finite[k]]
+    at_representation, at_parameters = diagnosis.norms["representation"], diagnosis.norms["parameters"]
+    reaching = [k for k in range(len(diagnosis.heads)) if at_representation[k] > 0 and diagnosis.finite[k]]
     lost = [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
     is_dead = bool(lost) and len(lost) == len(reaching)
-    for k, head in enumerate(found.heads):
+    for k, head in enumerate(diagnosis.heads):
         if not spec.network.heads[k].trains_encoder:
             continue
-        if not any(found.reads[k]) or (k in lost and not is_dead):
+        if not any(diagnosis.reads[k]) or (k in lost and not is_dead):
             sentence = (
                 f"{head!r} learns by itself and teaches the encoder nothing: what it reads is not a floating-point output "
                 "of the encoder's trainable layers. Let it read one (`reads`) if it should."
             )
             yield Finding(sentence, "unreached", [head])
-        elif at_representation[k] == 0 and found.finite[k]:
+        elif at_representation[k] == 0 and diagnosis.finite[k]:
             sentence = (
                 f"The representation gradient of {head!r} is zero: this head teaches the encoder nothing. Check for a "
                 "constant loss, saturated or dead outputs, a last layer that starts at zero, or too small a weight."
@@ -113,10 +114,10 @@ def _encoder(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "dead encoder")
 
 
-def _reach(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that a module cannot predict, whatever it learns."""
-    suggested = scaled(found, spec)
-    for k, (head, labels) in enumerate(zip(found.heads, found.labels)):
+    suggested = scaled(diagnosis, spec)
+    for k, (head, labels) in enumerate(zip(diagnosis.heads, diagnosis.labels)):
         if not labels.unreachable or labels.reach is None:
             continue
         part = f"{labels.unreachable:,} of {labels.number:,}"
@@ -141,11 +142,11 @@ def _reach(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "out of reach", [head])
 
 
-def _units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
-    suggested = scaled(found, spec)
-    for k in in_raw_units(found, spec):
-        head, labels = found.heads[k], found.labels[k]
+    suggested = scaled(diagnosis, spec)
+    for k in in_raw_units(diagnosis, spec):
+        head, labels = diagnosis.heads[k], diagnosis.labels[k]
         advice = (
             "`suggestion` leaves them: the head has learned already, or no `target_scaling` fits its loss, its labels and "
             "its module. For a new run, end the module in a `keras.layers.Rescaling`, or scale the labels yourself."
@@ -157,40 +158,40 @@ def _units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             advice = (
                 "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
                 f"`target_scaling={suggested[k]!r}` for {head!r}, as `add_head` can. Predictions and metrics stay in their "
-                f"units.{' ' + labels.why if labels.why else ''}{others if _leads(found, k) else ''}"
+                f"units.{' ' + labels.why if labels.why else ''}{others if _leads(diagnosis, k) else ''}"
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"
         sentence = (
-            f"The labels of {head!r} have mean {plain(found.label_means[k])} and standard deviation "
-            f"{plain(found.label_deviations[k])}. A head starts near 0 and needs very many updates to get there; weights "
-            f"and balancers cannot do that for it. {advice}"
+            f"The labels of {head!r} have mean {plain(diagnosis.label_means[k])} and standard deviation "
+            f"{plain(diagnosis.label_deviations[k])}. A head starts near 0 and needs very many updates to get there; "
+            f"weights and balancers cannot do that for it. {advice}"
         )
         yield Finding(sentence, "units", [head])
 
 
-def _leads(found: Diagnosis, k: int) -> bool:
-    """Whether a head has the largest gradient of several, and some of the others small ones beside it."""
-    usable, norms = comparable(found), found.norms[level_of(found)]
-    return bool(starved(found)) and k in usable and norms[k] == norms[usable].max()
+def _leads(diagnosis: Diagnosis, k: int) -> bool:
+    """Whether the head's gradient is the largest, and some of the others' are too small beside it."""
+    usable, norms = comparable(diagnosis), diagnosis.norms[level_of(diagnosis)]
+    return bool(starved(diagnosis)) and k in usable and norms[k] == norms[usable].max()
 
 
-def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def _different_norms(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads whose gradients are too small beside the largest one."""
-    heads, level, small, usable = found.heads, level_of(found), starved(found), comparable(found)
+    heads, level, small, usable = diagnosis.heads, level_of(diagnosis), starved(diagnosis), comparable(diagnosis)
     if not small:
         return
-    norms = found.norms[level]
+    norms = diagnosis.norms[level]
     leader = int(usable[np.argmax(norms[usable])])
     low, high = (plain(norms[leader] / extreme(norms[k] for k in small)) for extreme in (max, min))
     if spec.methods.weighting is not None or spec.methods.balancer is not None:
         configured = type(spec.methods.weighting or spec.methods.balancer).__name__
         advice = f"{configured} is configured already; watch whether it brings these heads together."
     else:
-        # The law in the docstring of `NormFloor`: of orthogonal gradients, a head's speed is its part of the combined norm.
+        # As the docstring of `NormFloor` says: of orthogonal gradients, a head's speed is its share of the combined norm.
         raised = np.maximum(norms[usable], FLOOR * norms[leader])
-        before, after = (norms[leader] / np.linalg.norm(each) for each in (norms[usable], raised))
-        wished = {heads[k]: float(plain(found.weights[k])) for k in small if found.weights[k] < 1}
+        before, after = (norms[leader] / np.linalg.norm(sizes) for sizes in (norms[usable], raised))
+        wished = {heads[k]: float(plain(diagnosis.weights[k])) for k in small if diagnosis.weights[k] < 1}
         kept = f" If the weight of {quoted(wished)} was meant, add `preference={wished}`." if wished else ""
         advice = (
             "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `NormFloor()`, which scales "
@@ -202,21 +203,26 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     sentence = (
         f"The {'encoder' if level == 'parameters' else level} gradient of {heads[leader]!r} is "
         f"{low if low == high else f'{low} to {high}'} times as large as {'that' if len(small) == 1 else 'those'} of "
-        f"{quoted(heads[k] for k in small)}: {found.shares[level][leader]:.0%} of the encoder's gradient serves "
+        f"{quoted(heads[k] for k in small)}: {diagnosis.shares[level][leader]:.0%} of the encoder's gradient serves "
         f"{heads[leader]!r}. {advice}"
     )
     yield Finding(sentence, "scale", [heads[k] for k in (leader, *small)])
 
 
-def _left_behind(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def _left_behind(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that have learned nothing while others have, although their gradients are large enough."""
-    heads, small = found.heads, starved(found)
-    removed = 1 - found.losses / np.where(found.constant_losses > 0, found.constant_losses, np.nan)
+    heads, small = diagnosis.heads, starved(diagnosis)
+    removed = 1 - diagnosis.losses / np.where(diagnosis.constant_losses > 0, diagnosis.constant_losses, np.nan)
     if not (removed > _HAS_LEARNED).any():
         return
     best = int(np.nanargmax(removed))
-    for k in comparable(found):
-        if found.progress[k] != "untrained" or k in small or not removed[k] > _STILL_MOVING or found.labelled[k] < _FEW:
+    for k in comparable(diagnosis):
+        if (
+            diagnosis.progress[k] != "untrained"
+            or k in small
+            or not removed[k] > _STILL_MOVING
+            or diagnosis.labelled[k] < _FEW
+        ):
             continue
         sentence = (
             f"{heads[k]!r} predicts no better than a constant, while {heads[best]!r} has removed {removed[best]:.0%} of "
@@ -228,36 +234,36 @@ def _left_behind(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "left behind", [heads[k], heads[best]])
 
 
-def _pairs(found: Diagnosis) -> Iterator[tuple[int, int, bool]]:
-    """Pairs of heads that have gradients in common batches, and whether it can be told if these conflict.
+def _pairs(diagnosis: Diagnosis) -> Iterator[tuple[int, int, bool]]:
+    """Pairs of heads with gradients in common batches, and whether their cosines can show a conflict.
 
-    Gradients of heads that have not learned anything say how far the outputs are from the labels' mean, and those of heads
-    that are done are noise. Neither shows a conflict, whatever its cosine.
+    Gradients of heads that have not learned anything lead to the labels' mean, and those of heads that are done are noise.
+    Neither shows a conflict, whatever the cosine.
     """
-    tells = [progress in ("learning", "unknown") for progress in found.progress] & found.has_signal
-    for i, j in itertools.combinations(range(len(found.heads)), 2):
-        if np.isfinite(found.spreads["parameters"].mean[i, j]) and not found.overlaps[i, j] < FEW_IN_COMMON:
+    tells = [progress in ("learning", "unknown") for progress in diagnosis.progress] & diagnosis.has_signal
+    for i, j in itertools.combinations(range(len(diagnosis.heads)), 2):
+        if np.isfinite(diagnosis.spreads["parameters"].mean[i, j]) and not diagnosis.overlaps[i, j] < FEW_IN_COMMON:
             yield i, j, bool(tells[i] and tells[j])
 
 
-def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def _conflicts(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Pairs of heads whose gradients oppose each other, in all layers of the encoder or in some only, or may do so."""
-    spread, heads, untold = found.spreads["parameters"], found.heads, []
-    for i, j, is_told in _pairs(found):
+    spread, heads, untold = diagnosis.spreads["parameters"], diagnosis.heads, []
+    for i, j, is_told in _pairs(diagnosis):
         one, other, cosine, opposed = heads[i], heads[j], spread.mean[i, j], []
-        for name, each in found.layer_cosines.items():  # clearly opposed, and a fair part of both gradients
-            norms, of_layer = found.norms["parameters"], found.layer_norms[name]
-            is_large = all(of_layer[k] ** 2 >= _LARGE_ENOUGH * norms[k] ** 2 for k in (i, j))
-            if is_large and each.mean[i, j] < _OPPOSED_IN_LAYER and each.high[i, j] < _OPPOSED:
-                opposed.append((each.mean[i, j] * of_layer[i] * of_layer[j], name))
+        for name, cosines in diagnosis.layer_cosines.items():  # clearly opposed, with a substantial part of both gradients
+            norms, layer_norms = diagnosis.norms["parameters"], diagnosis.layer_norms[name]
+            is_large = all(layer_norms[k] ** 2 >= _LARGE_ENOUGH * norms[k] ** 2 for k in (i, j))
+            if is_large and cosines.mean[i, j] < _OPPOSED_IN_LAYER and cosines.high[i, j] < _OPPOSED:
+                opposed.append((cosines.mean[i, j] * layer_norms[i] * layer_norms[j], name))
         layers = [name for _, name in sorted(opposed)]  # the most opposed one first
         if not is_told:
             if cosine < _STRONGLY_OPPOSED and not spread.high[i, j] > _OPPOSED:
                 untold.append((i, j))
-        elif cosine < _OPPOSED and spread.high[i, j] < 0 and found.mean_cosines[i, j] < _OPPOSED:
-            is_seen = found.spreads["representation"].mean[i, j] < _OPPOSED
+        elif cosine < _OPPOSED and spread.high[i, j] < 0 and diagnosis.mean_cosines[i, j] < _OPPOSED:
+            is_seen = diagnosis.spreads["representation"].mean[i, j] < _OPPOSED
             where = "" if is_seen else " with `balance_at='parameters'`, as it does not show at the representation,"
-            in_layer = f" Most of it is in the layer {layers[0]!r}." if layers and len(found.layer_norms) > 1 else ""
+            in_layer = f" Most of it is in the layer {layers[0]!r}." if layers and len(diagnosis.layer_norms) > 1 else ""
             sentence = (
                 f"The gradients of {one!r} and {other!r} conflict in {spread.negative[i, j]:.0%} of the batches (mean "
                 f"cosine {cosine:.2f} at the parameters): an update that improves one makes the other worse.{in_layer} Give "
@@ -266,7 +272,7 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             )
             yield Finding(sentence, "conflict", [one, other])
         elif layers:
-            where = ", ".join(f"{name!r} (cosine {found.layer_cosines[name].mean[i, j]:.2f})" for name in layers)
+            where = ", ".join(f"{name!r} (cosine {diagnosis.layer_cosines[name].mean[i, j]:.2f})" for name in layers)
             sentence = (
                 f"{one!r} and {other!r} conflict in the layer {where} only; over all layers their cosine is {cosine:.2f}. "
                 "Move a copy of that layer from the encoder into both heads, and leave the rest shared."
@@ -283,17 +289,19 @@ def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "unclear", [heads[k] for k in concerned])
 
 
-def _clipping_and_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Clipping that takes most of the gradient away; heads that share few labelled rows, or no tensor that they read."""
-    if spec.methods.clip is not None and found.clipped < _MUCH_CLIPPED:
+def _clipping_and_tensors(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Clipping that removes most of the gradient; heads with few labelled rows in common, or that read different tensors."""
+    if spec.methods.clip is not None and diagnosis.clipped < _MUCH_CLIPPED:
         sentence = (
-            f"On average, clipping reduces the gradient norm of {plain(found.update_norm)} to {found.clipped:.2g} of its "
-            "size, which leaves little of small gradients. Bring the heads to similar norms first, or raise the limit."
+            f"On average, clipping reduces the gradient norm of {plain(diagnosis.update_norm)} to {diagnosis.clipped:.2g} "
+            "of its size, which leaves little of small gradients. Bring the heads to similar norms first, or raise the "
+            "limit."
         )
         yield Finding(sentence, "clipping")
-    few = [pair for pair in itertools.combinations(range(len(found.heads)), 2) if found.overlaps[pair] < FEW_IN_COMMON]
+    pairs_of_heads = itertools.combinations(range(len(diagnosis.heads)), 2)
+    few = [pair for pair in pairs_of_heads if diagnosis.overlaps[pair] < FEW_IN_COMMON]
     if few:
-        parts = [f"{found.heads[i]!r} and {found.heads[j]!r} ({found.overlaps[i, j]:.0%})" for i, j in few]
+        parts = [f"{diagnosis.heads[i]!r} and {diagnosis.heads[j]!r} ({diagnosis.overlaps[i, j]:.0%})" for i, j in few]
         concerned = sorted({k for pair in few for k in pair})
         disjoint = (
             " Where no row has labels of both, gradients at the representation are orthogonal by construction: a balancer "
@@ -302,10 +310,10 @@ def _clipping_and_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Findin
         sentence = (
             f"Few rows have labels of both heads: {'; '.join(parts)}. Below {FEW_IN_COMMON:.0%}, cosines of gradients are "
             "mostly noise (arXiv:2604.07848), so no conflict is stated between these heads."
-            f"{disjoint if any(found.overlaps[pair] == 0 for pair in few) else ''}"
+            f"{disjoint if any(diagnosis.overlaps[pair] == 0 for pair in few) else ''}"
         )
-        yield Finding(sentence, "few common rows", [found.heads[k] for k in concerned])
-    heads, apart = found.heads, read_different_tensors(spec.network)
+        yield Finding(sentence, "few common rows", [diagnosis.heads[k] for k in concerned])
+    heads, apart = diagnosis.heads, read_different_tensors(spec.network)
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
         sentence = (

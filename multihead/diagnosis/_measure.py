@@ -32,8 +32,8 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 
 
 def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures at least one batch; metrics and the modules' state change as in training, which the caller must restore."""
-    by_name: dict[str, list[int]] = {}  # the encoder's layers with trainable variables: the positions of these among all
+    """Measures at least one batch. Metrics and the modules' state change as in training: the caller must restore them."""
+    by_name: dict[str, list[int]] = {}  # for each layer of the encoder, the positions of its trainable variables
     for i, owner in enumerate(owner_names(spec.network.encoder, spec.network.variables.encoder)):
         by_name.setdefault(owner, []).append(i)
     names, layers = tuple(by_name), list(by_name.values())
@@ -42,27 +42,27 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
         head.checks_range = False  # predictions that are no probabilities are a finding
     network = replace(spec.network, heads=tuple(heads))
     alone = replace(spec, network=network)
-    operations: dict[str, str] = {}  # by head: the last operation in the graph of its predictions, where there is a graph
+    operations: dict[str, str] = {}  # by head, the last operation in the graph of its predictions, if there is a graph
 
     def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
         gradients = update.gradients.of_losses
         rows = []  # `[heads, n]` for each of the encoder's variables; zeros where a head has no gradient
-        for variable, of_heads in zip(network.variables.encoder, zip(*by_head)):
-            zero = tf.zeros(tensor_variable(variable).shape)
-            dense = [zero if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32) for each in of_heads]
-            rows.append(tf.stack([tf.reshape(each, [-1]) for each in dense]))
+        for variable, gradients_of_heads in zip(network.variables.encoder, zip(*by_head)):
+            zeros = tf.zeros(tensor_variable(variable).shape)
+            dense = [zeros if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients_of_heads]
+            rows.append(tf.stack([tf.reshape(gradient, [-1]) for gradient in dense]))
         labels = read_labels(network, batch, check=False)
         measured = {
             "losses": update.loss_sums,
             "counts": update.counts,
             "weights": update.losses.weights,
-            "labelled": tf.stack([_labelled(*of_head) for of_head in zip(labels, network.specs)]),
+            "labelled": tf.stack([_labelled(head_labels, output) for head_labels, output in zip(labels, network.specs)]),
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
             "layers": _by_layer(rows, layers, len(heads)),
             "ranges": _ranges(network, batch, labels, operations),
-            "rows": tf.stack([_labelled_rows(each, batch_size(batch.inputs)) for each in labels]),
+            "rows": tf.stack([_labelled_rows(head_labels, batch_size(batch.inputs)) for head_labels in labels]),
             "before": norm_of_present(gradients),
             "after": norm_of_present(gradients if spec.methods.clip is None else spec.methods.clip(gradients)),
         }
@@ -72,19 +72,19 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
     by_batch, labels = [], []
     sums: list[tf.Tensor] = []
     for batch in batches:
-        measured, rows, of_batch = measure(batch)
+        measured, rows, batch_labels = measure(batch)
         by_batch.append({name: value.numpy() for name, value in measured.items()})
-        labels.append(of_batch)
+        labels.append(batch_labels)
         sums = [a + b for a, b in zip(sums, rows)] if sums else rows
-    common = sum(np.asarray(each["rows"], float) @ np.asarray(each.pop("rows"), float).T for each in by_batch)
-    raw = {name: np.array([each[name] for each in by_batch]) for name in by_batch[0]}
-    of_sums = _by_layer(sums, layers, len(heads)).numpy().sum(axis=0)
-    found = _measurements(spec, names, raw, of_sums, list(zip(*labels)), operations)
+    common = sum(np.asarray(values["rows"], float) @ np.asarray(values.pop("rows"), float).T for values in by_batch)
+    raw = {name: np.array([values[name] for values in by_batch]) for name in by_batch[0]}
+    gramian_of_sums = _by_layer(sums, layers, len(heads)).numpy().sum(axis=0)
+    diagnosis = _measurements(spec, names, raw, gramian_of_sums, list(zip(*labels)), operations)
     with np.errstate(all="ignore"):
         either = np.add.outer(np.diag(common), np.diag(common)) - common
-        found = replace(found, overlaps=common / either)
-    findings, suggestion, weights = find(found, spec), suggest(found, spec), equal_weights(found)
-    return replace(found, findings=findings, suggestion=suggestion, equal_weights=weights)
+        diagnosis = replace(diagnosis, overlaps=common / either)
+    findings, suggestion, weights = find(diagnosis, spec), suggest(diagnosis, spec), equal_weights(diagnosis)
+    return replace(diagnosis, findings=findings, suggestion=suggestion, equal_weights=weights)
 
 
 def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_heads: int) -> tf.Tensor:
@@ -95,7 +95,7 @@ def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_he
 
 
 def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
-    """The fraction of a batch's elements that have a label; steps after the last label of a sequence are padding."""
+    """The fraction of a batch's elements that have a label. Steps after the last label of a sequence are padding."""
     if labels is None:
         return tf.constant(0.0)
     present = tf.cast(labels.weights > 0, tf.float32)
@@ -114,52 +114,52 @@ def _labelled_rows(labels: Labels | None, size: tf.Tensor) -> tf.Tensor:
 
 
 def _ranges(network: Network, batch: Batch, labels: Sequence[Labels | None], operations: dict[str, str]) -> tf.Tensor:
-    """`[heads, 5]` of a batch: the smallest and the largest prediction, and sum of a row of them; the part that is 0.
+    """`[heads, 5]`: the smallest and largest prediction, the smallest and largest sum of a row, and the fraction of zeros.
 
-    NaN without labels. Notes the last operation of each head's predictions.
+    NaN for heads without labels in the batch. Writes the last operation of each head's predictions into `operations`.
     """
     representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
-    found = [tf.fill([5], float("nan")) for _ in network.heads]
-    for k, (head, of_head) in enumerate(zip(network.heads, labels)):
-        if of_head is not None:
-            result = head.predict(representation, of_head.targets, training=False)
+    ranges = [tf.fill([5], float("nan")) for _ in network.heads]
+    for k, (head, head_labels) in enumerate(zip(network.heads, labels)):
+        if head_labels is not None:
+            result = head.predict(representation, head_labels.targets, training=False)
             operations[head.name] = last_operation(result)
             predictions = tf.cast(result, tf.float32)
-            both = predictions, tf.reduce_sum(predictions, axis=-1)
-            extremes = [extreme(values) for values in both for extreme in (tf.reduce_min, tf.reduce_max)]
-            found[k] = tf.stack([*extremes, tf.reduce_mean(tf.cast(predictions == 0, tf.float32))])
-    return tf.stack(found)
+            row_sums = tf.reduce_sum(predictions, axis=-1)
+            extremes = [extreme(values) for values in (predictions, row_sums) for extreme in (tf.reduce_min, tf.reduce_max)]
+            ranges[k] = tf.stack([*extremes, tf.reduce_mean(tf.cast(predictions == 0, tf.float32))])
+    return tf.stack(ranges)
 
 
 def _measurements(
     spec: UpdateSpec,
     names: Sequence[str],
     raw: dict[str, np.ndarray],
-    of_sums: np.ndarray,
+    gramian_of_sums: np.ndarray,
     labels: Sequence[Sequence[Labels | None]],
     operations: Mapping[str, str],
 ) -> Diagnosis:
-    """The statistics of raw measurements by batch; `of_sums` has inner products of sums of gradients over batches."""
+    """The statistics of the batches' raw measurements, and of the inner products of gradients summed over all batches."""
     counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
     gramians = {"representation": raw["representation"], "parameters": raw["layers"].sum(axis=1)}
     by_layer = {name: raw["layers"][:, i] for i, name in enumerate(names)}
     low, high = np.fmin.reduce(raw["ranges"], axis=0), np.fmax.reduce(raw["ranges"], axis=0)
     predicted = np.stack([low[:, 0], high[:, 1], low[:, 2], high[:, 3]], axis=1)
     zeros = np.nan_to_num(raw["ranges"][:, :, 4]).mean(axis=0)
-    constants, judged = [], []
-    for k, (head, output, of_head) in enumerate(zip(spec.network.heads, spec.network.specs, labels)):
-        rows = label_rows(head, output, of_head)
+    constants, summaries = [], []
+    for k, (head, output, head_labels) in enumerate(zip(spec.network.heads, spec.network.specs, labels)):
+        rows = label_rows(head, output, head_labels)
         constants.append(constant_loss(head, output, rows, predicted[k]))
-        judged.append(judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name)))
+        summaries.append(judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name)))
     constant_losses = np.array(constants)
     with np.errstate(all="ignore"):
         losses = raw["losses"].sum(axis=0) / counts.sum(axis=0)
         weights = np.where(trained, raw["weights"], 0).sum(axis=0) / trained.sum(axis=0)
         removed = np.where((constant_losses > 0) & (losses >= 0), 1 - losses / constant_losses, np.nan)
         ratios = raw["after"] / raw["before"]
-        lengths = np.sqrt(np.diagonal(of_sums))
-        mean_cosines = of_sums / np.outer(lengths, lengths)
-    signal_to_noise, has_signal = signal_of(gramians["parameters"], of_sums, trained)
+        lengths = np.sqrt(np.diagonal(gramian_of_sums))
+        mean_cosines = gramian_of_sums / np.outer(lengths, lengths)
+    signal_to_noise, has_signal = signal_of(gramians["parameters"], gramian_of_sums, trained)
     is_clear = has_signal | np.isnan(signal_to_noise)
     stages = [(~np.isfinite(removed), "unknown"), (removed > _ALMOST_ALL, "done"), (removed < _LEARNED, "untrained")]
     progress = np.select(*zip(*stages), np.where(is_clear, "learning", "noisy"))
@@ -172,9 +172,9 @@ def _measurements(
         progress=tuple(progress.tolist()),
         weights=weights,
         labelled=(raw["labelled"] * raw["examples"][:, None]).sum(axis=0) / max(raw["examples"].sum(), 1),
-        label_means=np.array([each.mean for each in judged]),
-        label_deviations=np.array([each.deviation for each in judged]),
-        labels=tuple(judged),
+        label_means=np.array([summary.mean for summary in summaries]),
+        label_deviations=np.array([summary.deviation for summary in summaries]),
+        labels=tuple(summaries),
         reads=tuple(tuple(leaves) for leaves in spec.network.reads),
         norms={level: root_mean_squares(products, trained) for level, products in gramians.items()},
         spreads={level: cosines_of(products) for level, products in gramians.items()},

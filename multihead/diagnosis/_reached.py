@@ -1,4 +1,4 @@
-"""What the labels of a head ask of it: whether its module can reach them, and which scaling of them fits."""
+"""What the labels of a head require: whether its module can predict them, and which scaling of them fits."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_b
 from multihead.losses._known import DIFFERENCES, ELEMENTS, ROWS, aligned, with_columns
 
 _ROUNDING = 1e-3
-"""How far a label may be out of reach, in standard deviations of the labels, and the sum of a row from 1, for rounding."""
+"""The tolerance for rounding: of labels out of reach, in standard deviations, and of sums of rows that should be 1."""
 _SPAN, _MANY_ZEROS, _LOWEST = 100.0, 0.2, 0.05
-"""Positive labels over more than the first factor may be logarithms; the part of zeros beyond which they may not; the
-quantile of the positive labels that zeros are shifted by."""
+"""For logarithms: the factor that positive labels must span, the fraction of zeros beyond which none is taken, and the
+quantile of the positive labels that is added to all if some are 0."""
 _OUT_OF_REACH = 0.001
-"""The part of the labels that a suggested scaling may leave out of reach."""
+"""The fraction of the labels that a suggested scaling may leave out of reach."""
 
 
 class HeadLabels(NamedTuple):
-    """What the labels of a head say.
+    """What the labels of a head require.
 
     Attributes:
-        mean: The mean of numbers without bounds, as the loss sees them; otherwise NaN.
+        mean: The mean of labels that are unbounded numbers, as the loss sees them; otherwise NaN.
         deviation: Their standard deviation.
-        reach: What the module can predict; None if that is not known.
-        unreachable: The number of labels (of rows, where these should add up to 1) that it cannot reach.
+        reach: What the module can predict; None if unknown.
+        unreachable: The number of labels (of rows, where these should add up to 1) that it cannot predict.
         number: The number of labels, or of rows.
         ends: The smallest and the largest label.
-        scaling: The scaling of the targets that fits the labels, the loss and the module; None if none does.
-        why: What is to be said of this scaling, or of its absence.
+        scaling: The target scaling that fits the labels, the loss and the module; None if none does.
+        why: Why this scaling, or why none; a sentence for the findings.
     """
 
     mean: float = np.nan
@@ -50,9 +50,10 @@ class HeadLabels(NamedTuple):
 def judge(
     head: NamedHead, spec: tf.TensorSpec, rows: LabelRows | None, predicted: np.ndarray, zeros: float, operation: str | None
 ) -> HeadLabels:
-    """What the labels of a head say.
+    """What the labels of a head require.
 
-    `zeros` is the part of the predictions that are exactly 0, and `operation` the type of the last one in their graph.
+    `zeros` is the fraction of the predictions that are exactly 0, and `operation` the type of the last operation in their
+    graph.
     """
     reach = reach_of(head.module) or reach_of_operation(operation)
     measured = reach or _measured(predicted, zeros, with_columns(spec.shape)[-1])
@@ -67,23 +68,23 @@ def judge(
     if depends == DIFFERENCES and is_own(head.loss) and not _is_of_differences(head, spec, rows):
         depends = None
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
-    found = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))))
+    summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))))
     if is_number:
-        found = found._replace(mean=float(np.nanmean(labels)), deviation=float(np.nanmean(np.nanstd(labels, axis=0))))
+        summary = summary._replace(mean=float(np.nanmean(labels)), deviation=float(np.nanmean(np.nanstd(labels, axis=0))))
     compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
     if has_columns and compares_values and measured is not None:
         low = 0.0 if known is not None and known.low == -1 else None  # hinges take 0 for -1
         unreachable, number = _count(np.where(labels == low, -1.0, labels), measured)
-        found = found._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
+        summary = summary._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
     if is_number and has_columns and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
-        at_least = Reach(0) if predicted[0] >= 0 else None  # nothing else is known: the safe side
+        at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
         which, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
-        found = found._replace(scaling=which, why=why)
-    return found
+        summary = summary._replace(scaling=which, why=why)
+    return summary
 
 
 def _measured(predicted: np.ndarray, zeros: float, columns: int | None) -> Reach | None:
-    """What predictions themselves show beyond doubt: rows that add up to 1, or a floor at 0 that many of them lie on."""
+    """The reach that the predictions themselves prove: rows that add up to 1, or a floor at 0 that many of them lie on."""
     low, high, smallest, largest = predicted
     if columns != 1 and low >= 0 and high <= 1 and max(abs(smallest - 1), abs(largest - 1)) < _ROUNDING:
         return Reach(0, 1, sums_to_one=True)
@@ -91,10 +92,10 @@ def _measured(predicted: np.ndarray, zeros: float, columns: int | None) -> Reach
 
 
 def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
-    """Whether a loss stays the same where labels and predictions move together, as it does if it depends on differences."""
+    """Whether the loss stays the same if labels and predictions are moved together, as a loss of differences does."""
     spread = float(np.nanstd(rows.present))
     step = max(1.0, round(spread)) if rows.batches[0].targets.dtype.is_integer else max(spread, _ROUNDING)
-    moved = [each._replace(targets=each.targets + tf.cast(step, each.targets.dtype)) for each in rows.batches]
+    moved = [batch._replace(targets=batch.targets + tf.cast(step, batch.targets.dtype)) for batch in rows.batches]
     center = np.nanmean(rows.present, axis=0)
     center = np.where(np.isnan(center), 0.0, center)
     for constant in (center, center + 0.7 * step):
@@ -105,7 +106,7 @@ def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) ->
 
 
 def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
-    """How many labels, or rows of labels, are out of reach, and of how many."""
+    """The number of labels, or rows of labels, that are out of reach, and the number of all."""
     if reach.sums_to_one:
         rows = labels[~np.isnan(labels).any(axis=1)]
         return int((np.abs(rows.sum(axis=1) - 1) > 0.01).sum()), len(rows)
@@ -115,20 +116,20 @@ def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
 
 
 def _fitting(labels: np.ndarray, reach: Reach, may_move: bool) -> tuple[str | scaling.Standardize | None, str]:
-    """The first scaling that fits labels, `[rows, columns]`, and what is to be said of it.
+    """The first scaling that fits labels, `[rows, columns]`, and why.
 
-    A loss that may not move its targets, since it is one of ratios, can only divide them.
+    A loss of ratios does not allow its targets to be moved, only to be divided.
     """
-    found, why = _logarithm(labels) if may_move else (None, "")
-    candidates: list[tuple[str | scaling.Standardize, str]] = [] if found is None else [(found, why)]
+    logarithm, why = _logarithm(labels) if may_move else (None, "")
+    candidates: list[tuple[str | scaling.Standardize, str]] = [] if logarithm is None else [(logarithm, why)]
     if may_move:
-        candidates.append(("standardize", why if found is None else ""))
+        candidates.append(("standardize", why if logarithm is None else ""))
     size = _size(labels, reach)
     if size is not None:
         text = "It only divides, since " + (
             f"the module predicts {reach}." if may_move else "its loss measures in relation to the label."
         )
-        if found is not None:
+        if logarithm is not None:
             text += " For 'log', which suits labels over powers of ten, let the module end without this activation."
         candidates.append((size, text))
     for which, text in candidates:
@@ -141,7 +142,7 @@ def _fitting(labels: np.ndarray, reach: Reach, may_move: bool) -> tuple[str | sc
 
 
 def _logarithm(labels: np.ndarray) -> tuple[str | scaling.Standardize | None, str]:
-    """The logarithm that fits positive labels over more than two powers of ten; the reason if zeros prevent it."""
+    """The logarithm that fits positive labels over more than two powers of ten, and why; only why, if zeros prevent it."""
     present = labels[~np.isnan(labels)]
     positive = present[present > 0]
     if present.min() < 0 or not positive.size or positive.max() <= _SPAN * positive.min():
@@ -174,7 +175,7 @@ def _skew(values: np.ndarray) -> float:
 
 
 def _size(labels: np.ndarray, reach: Reach) -> scaling.Standardize | None:
-    """The scaling that only divides, so that what can be reached can be predicted; None if no divisor does that."""
+    """The scaling that only divides labels, until the module can predict them; None if no divisor does that."""
     if reach.sums_to_one:
         return None
     columns = []

@@ -1,4 +1,4 @@
-"""From inner products of gradients to norms, cosines with their spread, and the ratio of signal to noise."""
+"""Norms, cosines with their spread, and the ratio of signal to noise, from inner products of gradients."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def cosines_of(gramians: np.ndarray) -> Cosines:
 
 @functools.cache
 def student_quantile(probability: float, degrees: int) -> float:
-    """The value below which Student's variable lies with a probability of at least 0.5, by bisection.
+    """The quantile of Student's t distribution, for a `probability` of at least 0.5, by bisection.
 
-    It lies between `-t` and `t`, for `t = sqrt(degrees) tan(angle)`, with the probability `I(sin(angle)^2; 1/2, degrees/2)`
-    of the regularized incomplete beta function: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.1.
+    For `t = sqrt(degrees) tan(angle)`, the distribution has the probability `I(sin(angle)^2; 1/2, degrees/2)` between `-t`
+    and `t`, with the regularized incomplete beta function `I`: Abramowitz and Stegun, Handbook of Mathematical Functions,
+    1964, 26.7.1.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(80):  # far beyond the 53 bits of a double
@@ -62,28 +63,28 @@ def student_quantile(probability: float, degrees: int) -> float:
     return math.sqrt(degrees) * math.tan((low + high) / 2)
 
 
-def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def signal_of(gramians: np.ndarray, gramian_of_sums: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Separates the mean gradient from the noise of batches, from inner products of gradients and of their sums.
 
     With `n` batches, `S` the mean of `|g|^2` and `M = |mean g|^2`, the variance of one batch's gradient is
     `V = n / (n - 1) (S - M)`, and the squared norm of the true mean gradient is `M - V / n`.
 
     Returns:
-        `[heads]` each: the squared norm of the true mean gradient over `V`, NaN for fewer than two batches; and whether the
-        mean gradient is larger than what noise alone would leave of it.
+        Two arrays `[heads]`: the squared norm of the true mean gradient over `V`, NaN for fewer than two batches; and
+        whether the mean gradient is larger than noise alone would make it.
     """
     with np.errstate(all="ignore"):
         n = trained.sum(axis=0).astype(float)
         mean_square = np.where(trained, np.diagonal(gramians, axis1=1, axis2=2), 0.0).sum(axis=0) / n
-        square_of_mean = np.diagonal(of_sums) / n**2
+        square_of_mean = np.diagonal(gramian_of_sums) / n**2
         variance = np.where(n > 1, n / (n - 1) * np.maximum(mean_square - square_of_mean, 0), np.nan)
         signal = np.maximum(square_of_mean - variance / n, 0)
         return np.where(mean_square > 0, signal / variance, np.nan), signal > variance / n
 
 
-def interval(found: Sequence[float], form: str) -> str:
+def interval(estimate: Sequence[float], form: str) -> str:
     """A mean with the two ends of its interval, as text."""
-    mean, low, high = found
+    mean, low, high = estimate
     if not np.isfinite(mean):
         return "unknown"
     return f"{mean:{form}} ({low:{form}} to {high:{form}})" if np.isfinite(low) else f"{mean:{form}}"
@@ -97,9 +98,9 @@ def as_json(value: Any) -> Any:
         verdict = {"verdict": value.verdict} if hasattr(value, "verdict") else {}
         return {**as_json(value._asdict()), **verdict}
     if isinstance(value, dict):
-        return {name: as_json(each) for name, each in value.items()}
+        return {name: as_json(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [as_json(each) for each in value]
+        return [as_json(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value

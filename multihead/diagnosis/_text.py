@@ -1,4 +1,4 @@
-"""The form in which a suggestion is printed: lines of code that can be copied, and what they are for."""
+"""How a suggestion is printed: as lines of code to copy, with comments that say what they do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PURPOSES = {
 }
 
 
-def lines_of(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
-    """A line of code for each part of a suggestion, and for all of them, each below what it is for."""
+def suggestion_lines(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
+    """A line of code for each part of a suggestion, and one for the whole, each below a comment that says what it does."""
     lines = []
     for name, part in parts.items():
         heads = ", ".join(map(repr, part[name])) if isinstance(part[name], Mapping) else ""
@@ -27,8 +27,8 @@ def _call(arguments: Config) -> str:
     return f"trainer.compile(optimizer, {', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
-def weights_in_words(weights: Mapping[str, float], scaled_heads: Sequence[str]) -> str:
-    """What fixed weights would do, and when they are not enough."""
+def weights_as_text(weights: Mapping[str, float], scaled_heads: Sequence[str]) -> str:
+    """What fixed weights would do, and where they are not enough."""
     before = ""
     if scaled_heads:
         before = f" They are for the targets as they are: scale those of {', '.join(map(repr, scaled_heads))} first."
