@@ -49,7 +49,7 @@ from multihead._update.pipeline import compute_update
 from multihead._update.scaling import fit_scalings, unfitted_heads
 from multihead._update.spec import Idle, Plan
 from multihead._update.update import RollBack
-from multihead.heads._directions import tell_directions
+from multihead.heads._directions import resolve_monitor_modes
 from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import is_zero
@@ -177,7 +177,7 @@ class FittedTrainer(TrainerState):
         """
         listed = callbacks_of(callbacks)
         if stack is not None:
-            tell_directions(listed, self._setup.heads)
+            resolve_monitor_modes(listed, self._setup.heads)
             for callback in listed:
                 if hasattr(callback, "check_fit"):
                     callback.check_fit(listed, validates=validates)

@@ -11,7 +11,7 @@ from multihead import scaling
 from multihead._ground.reach import EVERYTHING, Reach, reach_of, reach_of_operation
 from multihead.diagnosis._constant import LabelRows, losses_of
 from multihead.heads._named import NamedHead
-from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_by_hand
+from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_in_numpy
 from multihead.losses._known import DIFFERENCES, ELEMENTS, ROWS, aligned, with_columns
 
 _ROUNDING = 1e-3
@@ -135,7 +135,7 @@ def _fitting(labels: np.ndarray, reach: Reach, may_move: bool) -> tuple[str | sc
     for which, text in candidates:
         how = scaling.get(which)
         if how is not None and can_be_reached(how, reach):
-            unreachable, number = _count(scaled_by_hand(labels, how), reach)
+            unreachable, number = _count(scaled_in_numpy(labels, how), reach)
             if unreachable <= _OUT_OF_REACH * number:
                 return which, text
     return None, ""

@@ -1,6 +1,6 @@
-"""Whether the count that a loss returns is a function of the targets, tried when a head is built.
+"""Whether the count that a loss returns is a function of the targets, tried out when a head is built.
 
-The count of an update is needed before its predictions are. This trial on made-up rows can only refuse a loss.
+An update needs the count before the predictions are known. This trial with made-up rows can only refuse a loss.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from multihead._ground.types import Function
 from multihead.heads._named import NamedHead
 
 _LARGEST = 2**20
-"""The number of elements of a row from which on nothing is tried."""
+"""With more elements than this, nothing is tried, to save time."""
 
 
 def check_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
-    """Raises if the count that a built head's loss returns changes with the predictions.
+    """Raises a `ValueError` if the count that a built head's loss returns changes with the predictions.
 
-    A loss that fails for the made-up rows, draws random numbers or changes variables is not tried.
+    A loss that fails for made-up rows, draws random numbers or changes variables is accepted.
     """
     loss = head.loss
     if not loss.has_count:
@@ -36,19 +36,19 @@ def check_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.TensorS
     if not loss.runs_eagerly:
         try:
             compute = traced = graph_function(counts).get_concrete_function(targets, predictions)
-        except Exception:  # noqa: BLE001 - what is wrong with the head is said elsewhere
+        except Exception:  # noqa: BLE001 - another check reports what is wrong with the head
             return
         if written_resources(traced.graph.get_operations()):
             return
     rng = np.random.default_rng(0)
-    # Zeros, which are labels of most losses, and zeros and ones; probabilities and other numbers.
+    # Labels: zeros, which most losses accept, and zeros and ones. Predictions: probabilities, and any numbers.
     for highest, draw in itertools.product((1, 2), (rng.random, rng.standard_normal)):
-        labels = _made(targets, lambda shape, highest=highest: rng.integers(0, highest, shape))
-        some = [_made(predictions, draw) for _ in range(2)]
-        if max(int(np.prod(each.shape)) for each in (labels, *some)) > _LARGEST:
+        labels = _made_up(targets, lambda shape, highest=highest: rng.integers(0, highest, shape))
+        some = [_made_up(predictions, draw) for _ in range(2)]
+        if max(int(np.prod(tensor.shape)) for tensor in (labels, *some)) > _LARGEST:
             return
-        with suppress(Exception), unchecked():  # a loss need not take any numbers
-            one, again, other = (compute(labels, each).numpy() for each in (some[0], *some))
+        with suppress(Exception), unchecked():  # a loss need not accept all numbers
+            one, again, other = (compute(labels, tensor).numpy() for tensor in (some[0], *some))
             if np.array_equal(one, again) and not np.allclose(one, other, equal_nan=True):
                 break
     else:
@@ -60,6 +60,6 @@ def check_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.TensorS
     )
 
 
-def _made(spec: tf.TensorSpec, values: Function) -> tf.Tensor:
+def _made_up(spec: tf.TensorSpec, values: Function) -> tf.Tensor:
     """Eight rows that fit a spec."""
     return tf.cast(values([8, *(size or 3 for size in spec.shape[1:])]), spec.dtype)

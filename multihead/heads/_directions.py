@@ -25,7 +25,7 @@ _HIGHER = (
     "OneHotMeanIoU TruePositives TrueNegatives PrecisionAtRecall RecallAtPrecision SensitivityAtSpecificity "
     "SpecificityAtSensitivity"
 )
-# For Keras 2, and for functions and counts, whose direction Keras 3 does not know either.
+# For Keras 2, and for functions and counts, which have no direction in Keras 3 either.
 _BY_NAME = {
     **{name.lower(): "min" for name in _LOWER.split()},
     **{name.lower(): "max" for name in _HIGHER.split()},
@@ -33,26 +33,26 @@ _BY_NAME = {
 
 
 def direction(metric: str, head: NamedHead) -> str | None:
-    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if it is not known."""
+    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if unknown."""
     name = metric.removeprefix("val_").removeprefix(f"{head.name}_")
     if name == "loss":
         return "min"
-    found = [spec for spec in head.metric_specs if log_name(spec) == name]
-    return _of_metric(found[0]) if found else None
+    specs = [spec for spec in head.metric_specs if log_name(spec) == name]
+    return _metric_mode(specs[0]) if specs else None
 
 
-def tell_directions(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
-    """Sets the `mode` of callbacks that have the `mode` `"auto"` and monitor a head's metric, which Keras 3 cannot find."""
+def resolve_monitor_modes(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
+    """Replaces the `mode` `"auto"` of callbacks that monitor a head's metric: Keras 3 cannot resolve it there."""
     for callback in callbacks:
         metric = getattr(callback, "monitor", None)
         if isinstance(metric, str) and getattr(callback, "mode", None) == "auto":
             name = metric.removeprefix("val_")
-            found = [direction(metric, head) for head in heads if name.startswith(f"{head.name}_")]
-            callback.mode = next((each for each in found if each is not None), "auto")
+            modes = [direction(metric, head) for head in heads if name.startswith(f"{head.name}_")]
+            callback.mode = next((mode for mode in modes if mode is not None), "auto")
 
 
-def _of_metric(spec: Metric) -> str | None:
-    """The direction of a metric, or of its specification; known for Keras's own metrics and their subclasses."""
+def _metric_mode(spec: Metric) -> str | None:
+    """`"min"` or `"max"` for a metric or its specification; known for Keras's own metrics and their subclasses."""
     names = [spec] if isinstance(spec, str) else []
     with suppress(ValueError):  # "acc" and "ce" are names for `compile` alone
         spec = keras.metrics.get(spec)
@@ -64,5 +64,5 @@ def _of_metric(spec: Metric) -> str | None:
         spec = wrapped_function(spec)
     kinds = type(spec).__mro__ if isinstance(spec, keras.metrics.Metric) else [spec]
     names += [getattr(kind, "__name__", "") for kind in kinds if is_keras(kind)]
-    found = (_BY_NAME.get(name.replace("_", "").lower()) for name in names)
-    return next((each for each in found if each is not None), None)
+    modes = (_BY_NAME.get(name.replace("_", "").lower()) for name in names)
+    return next((mode for mode in modes if mode is not None), None)

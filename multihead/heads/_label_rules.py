@@ -1,4 +1,4 @@
-"""The rules for a head's labels: shapes and dtypes are checked when a graph is built, values in every batch."""
+"""The rules for a head's labels: shapes and dtypes are checked when a graph is traced, values in every batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from multihead._ground.validation import check_dense
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ELEMENTS, aligned_shape, with_columns, with_inner
 
-# How far outside their range soft labels may lie because they were rounded.
 _ROUNDING = 1e-3
+"""How far rounding may move soft labels out of their range."""
 _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
 
 
@@ -23,11 +23,11 @@ class LabelSpec(NamedTuple):
     name: str
     loss: ElementLoss
     ignore_labels: tuple[float, ...]  # the labels that mark an element without a label
-    class_weight: Mapping[int, float] | None  # the weights of its classes, or None
-    above: float | None = None  # the number that labels must be above to be scaled, or None
-    # The module's own rules, its method `target_problems`, or None
-    of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
-    undeclared_metrics: tuple[str, ...] = ()  # the metrics of which nothing says which labels of a row they read
+    class_weight: Mapping[int, float] | None
+    above: float | None = None  # the target scaling takes only labels above this number
+    # The module's own rules: its method `target_problems`
+    module_rules: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
+    undeclared_metrics: tuple[str, ...] = ()  # the metrics that do not declare which labels of a row they read
 
     @property
     def targets(self) -> str:
@@ -38,8 +38,8 @@ class LabelSpec(NamedTuple):
 class Problem(NamedTuple):
     """A rule for the values of labels or weights, and where a batch breaks it."""
 
-    broken: tf.Tensor  # booleans, for each value or for each row of values
-    received: tf.Tensor  # the values that the rule is about
+    broken: tf.Tensor  # booleans, one per value or one per row of values
+    received: tf.Tensor  # the values
     rule: str  # the argument and the rule
     remedy: str
 
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) -> int:
-    """Checks the shapes and dtypes of targets, or of their spec; returns the number of axes that index the elements."""
+    """Checks the shapes and dtypes of targets, or of their specs; returns the number of axes that index the elements."""
     check_dense(spec.targets, targets)
     if predictions.shape.rank is None:
         raise ValueError(
@@ -65,7 +65,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         )
     dtype = targets.dtype
     for label in spec.ignore_labels:
-        if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
+        if dtype.is_floating:  # a fraction may be rounded like the targets; a whole number must be exact
             held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
         else:
             low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
@@ -123,58 +123,60 @@ def find_problems(
     spec: LabelSpec,
     targets: tf.Tensor,
     rank: int,
-    lacking: tf.Tensor | None,
-    considered: tf.Tensor | None,
-    given: tf.Tensor | None,
+    is_missing: tf.Tensor | None,
+    is_kept: tf.Tensor | None,
+    element_weights: tf.Tensor | None,
     predictions: tf.TensorSpec,
 ) -> list[Problem]:
     """The rules that the labels and weights of a batch could break.
 
-    The first `rank` axes of the targets index the elements. `lacking`: which targets mark a missing label; `considered`:
-    which elements the weights and masks keep; `given`: the sample weights. None stands for none, all, and ones.
+    The first `rank` axes of the targets index the elements. `is_missing`: which targets mark a missing label; None: none.
+    `is_kept`: which elements have a mask and a weight that keep them; None: all. `element_weights`: the sample weights;
+    None: ones.
     """
     inner = list(range(rank, targets.shape.rank))
-    inside = None if considered is None else with_inner(considered, targets)
-    present = both(inside, None if lacking is None else ~lacking)
+    targets_kept = None if is_kept is None else with_inner(is_kept, targets)
+    present = both(targets_kept, None if is_missing is None else ~is_missing)
     numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
         Problem(both(broken, present), numbers, f"{spec.targets} must be {rule}", _MARK)
         for broken, rule in _broken_ranges(spec, numbers, predictions.shape[-1], bool(inner))
     ]
-    if inner and lacking is not None:
-        some = tf.reduce_any(lacking, axis=inner, keepdims=True) & ~tf.reduce_all(lacking, axis=inner, keepdims=True)
+    if inner and is_missing is not None:
+        some = tf.reduce_any(is_missing, axis=inner, keepdims=True) & ~tf.reduce_all(is_missing, axis=inner, keepdims=True)
         rule = (
             f"{spec.targets} must be missing for a whole row or not at all, since the loss {spec.loss.name!r} gives one "
             "value for all of a row's labels"
         )
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
-        problems.append(Problem(both(some & lacking, inside), numbers, rule, remedy))
+        problems.append(Problem(both(some & is_missing, targets_kept), numbers, rule, remedy))
     if rank > 1:
-        there = both(considered, None if lacking is None else ~tf.reduce_any(lacking, axis=inner))
-        problems += [_of_parts(spec, numbers, there, *each) for each in _undeclared(spec) if there is not None]
-    if spec.of_module is not None and targets.shape.rank > 1:
-        every = tf.ones_like(targets, tf.bool)
-        for broken, rule, remedy in spec.of_module(targets, every if present is None else every & present):
+        is_labelled = both(is_kept, None if is_missing is None else ~tf.reduce_any(is_missing, axis=inner))
+        if is_labelled is not None:
+            problems += [_partly_labelled(spec, numbers, is_labelled, *reason) for reason in _undeclared(spec)]
+    if spec.module_rules is not None and targets.shape.rank > 1:
+        everywhere = tf.ones_like(targets, tf.bool)
+        for broken, rule, remedy in spec.module_rules(targets, everywhere if present is None else everywhere & present):
             problems.append(Problem(broken, numbers, f"{spec.targets} must {rule}", remedy))
-    if given is not None:
-        of_weights = f"`sample_weights[{spec.name!r}]` must be"
-        counted = both(considered, None if lacking is None else ~tf.reduce_any(lacking, axis=inner))
-        broken = both(counted, ~((given >= 0) & tf.math.is_finite(given)))
-        rule = f"{of_weights} finite and at least 0"
+    if element_weights is not None:
+        argument = f"`sample_weights[{spec.name!r}]` must be"
+        is_counted = both(is_kept, None if is_missing is None else ~tf.reduce_any(is_missing, axis=inner))
+        broken = both(is_counted, ~((element_weights >= 0) & tf.math.is_finite(element_weights)))
+        rule = f"{argument} finite and at least 0"
         remedy = (
             "A weight of 0 leaves an element out. The loss is divided by the sum of the weights; for factors with a sign, "
             "such as advantages, pass them as another column of the targets to a loss of your own, which multiplies by them."
         )
-        problems.append(Problem(broken, given, rule, remedy))
+        problems.append(Problem(broken, element_weights, rule, remedy))
         if spec.loss.is_total:
-            rule = f"{of_weights} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
+            rule = f"{argument} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
             remedy = "Return an array with a value for each row, or a sum and a count."
-            problems.append(Problem(both(counted, given != 1), given, rule, remedy))
+            problems.append(Problem(both(is_counted, element_weights != 1), element_weights, rule, remedy))
     return problems
 
 
 def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
-    """Why a row may not have some of its labels only, and what to do, for all of which nothing says what labels it reads."""
+    """Why a row must have all of its labels or none, and what to do: a loss or metrics that do not declare what they read."""
     if spec.loss.is_undeclared:
         why = f"the loss {spec.loss.name!r} may compare a label with the others of its row"
         yield why, "Pass `couples_rows=False` to `add_head` if each of its values depends on its own labels alone."
@@ -186,15 +188,15 @@ def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
         yield f"nothing says which labels of a row the metric {name!r} reads", remedy
 
 
-def _of_parts(spec: LabelSpec, numbers: tf.Tensor, there: tf.Tensor, why: str, remedy: str) -> Problem:
-    """The rule that a row has all of its labels or none; `there` says which elements have one."""
-    axes = list(range(1, there.shape.rank))
-    broken = tf.reduce_any(there, axis=axes) & ~tf.reduce_all(there, axis=axes)
+def _partly_labelled(spec: LabelSpec, numbers: tf.Tensor, is_labelled: tf.Tensor, why: str, remedy: str) -> Problem:
+    """The rule that a row has all of its labels or none; `is_labelled` says which elements have one."""
+    axes = list(range(1, is_labelled.shape.rank))
+    broken = tf.reduce_any(is_labelled, axis=axes) & ~tf.reduce_all(is_labelled, axis=axes)
     return Problem(broken, numbers, f"{spec.targets} must be missing for a whole row or not at all, since {why}", remedy)
 
 
 def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
-    """Where both of two conditions hold; None stands for one that always does."""
+    """Where both conditions hold; None stands for a condition that holds everywhere."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
@@ -203,7 +205,7 @@ def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
 def _broken_ranges(
     spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
-    """Where the loss cannot take a label, with the rule that is broken."""
+    """The ranges that the loss, the class weights and the scaling require: where a label is outside, and the rule."""
     loss, is_floating = spec.loss, numbers.dtype.is_floating
     low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
     if loss.over == CLASSES or (spec.class_weight is not None and not is_row):

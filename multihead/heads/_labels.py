@@ -1,7 +1,7 @@
-"""Finding a head's labels: which elements have one, and how much each counts.
+"""A head's labels: which elements have one, and how much each element counts.
 
-An element (see `multihead.losses`) has no label where its target is NaN or the `ignore_label`, where the Keras mask of the
-predictions leaves it out, and where its weight is 0. Every other element counts by its sample weight times the weight of its
+An element (see `multihead.losses`) has no label if its target is NaN or the `ignore_label`, if the Keras mask of the
+predictions leaves it out, or if its weight is 0. Every other element counts by its sample weight times the weight of its
 class.
 """
 
@@ -35,62 +35,63 @@ def mask_missing(
     check: bool = True,
     fully_labelled: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The targets, 0 where there is no label, and weights of the shape of the loss's values, 0 there, too.
+    """The targets, and weights of the shape of the loss's values; both are 0 where there is no label.
 
-    Replacing labels before the loss is called keeps NaN, and labels that are not classes, out of every gradient. `mask` is
-    the Keras mask of the predictions. If labels are to be checked, those that the loss cannot take and invalid weights raise
-    an error; compiled by XLA, which cannot raise errors, their weight is infinite, so that the update is not applied. With
-    `fully_labelled`, no target marks a missing label.
+    Labels are replaced before the loss is called, so that NaN, and marks that are no classes, reach no gradient. `mask` is
+    the Keras mask of the predictions. With `check`, labels that the loss does not accept and invalid weights raise an error;
+    XLA cannot raise errors: there, their weight becomes infinite, so that the update is skipped. With `fully_labelled`, no
+    target marks a missing label.
     """
     rank, dtype = check_specs(spec, targets, predictions), precision_of([predictions.dtype])
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
-    lacking = None if fully_labelled else missing(spec, seen)
+    is_missing = None if fully_labelled else missing(spec, seen)
     inner = list(range(rank, seen.shape.rank))
-    labelled = None if lacking is None else ~(tf.reduce_any(lacking, axis=inner) if inner else lacking)
+    is_labelled = None if is_missing is None else ~(tf.reduce_any(is_missing, axis=inner) if inner else is_missing)
 
-    considered, given = None, None
+    is_kept, element_weights = None, None
     if mask is not None:
         mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
-        considered = _spread(mask, seen, rank, f"The Keras mask of the predictions of head {spec.name!r}")
+        is_kept = _spread(mask, seen, rank, f"The Keras mask of the predictions of head {spec.name!r}")
     if sample_weight is not None:
         check_dense(f"`sample_weights[{spec.name!r}]`", sample_weight)
-        given = _spread(tf.cast(_copy(sample_weight), dtype), seen, rank, f"`sample_weights[{spec.name!r}]`")
-        considered = both(considered, given != 0)  # NaN is not 0
-    problems = find_problems(spec, seen, rank, lacking, considered, given, predictions) if check else []
-    counted = both(labelled, considered if given is None else both(considered, given > 0))
-    if counted is None:
+        element_weights = _spread(tf.cast(_copy(sample_weight), dtype), seen, rank, f"`sample_weights[{spec.name!r}]`")
+        is_kept = both(is_kept, element_weights != 0)  # NaN is not 0
+    problems = find_problems(spec, seen, rank, is_missing, is_kept, element_weights, predictions) if check else []
+    is_counted = both(is_labelled, is_kept if element_weights is None else both(is_kept, element_weights > 0))
+    if is_counted is None:
         weights = tf.ones(sizes(seen, rank), dtype)
-    elif given is None or spec.loss.is_total:
-        weights = tf.cast(counted, dtype)
+    elif element_weights is None or spec.loss.is_total:
+        weights = tf.cast(is_counted, dtype)
     else:
-        weights = where(counted, given, 0.0)
+        weights = where(is_counted, element_weights, 0.0)
     if spec.class_weight is not None:
-        clean = seen if lacking is None else where(lacking, tf.zeros_like(seen), seen)
+        clean = seen if is_missing is None else where(is_missing, tf.zeros_like(seen), seen)
         weights *= tf.cast(weights_of_classes(spec.class_weight, clean, rank), dtype)
-    is_plain = given is None and spec.class_weight is None and not (problems and in_xla())
+    is_plain = element_weights is None and spec.class_weight is None and not (problems and in_xla())
     weights = _checked(weights, problems)
-    # Values that do not count, NaN included, are replaced before the loss is called.
-    used = counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
-    clean = seen if used is None else where(with_inner(used, seen), seen, tf.zeros_like(seen))
+    # Targets that do not count, including NaN, are replaced before the loss is called.
+    is_used = is_counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
+    clean = seen if is_used is None else where(with_inner(is_used, seen), seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
 
 
 def missing(spec: LabelSpec, targets: tf.Tensor) -> tf.Tensor | None:
-    """Which targets mark a missing label, booleans; None if their dtype and the head have no mark."""
+    """Booleans: which targets mark a missing label. None if neither their dtype nor the head has such a mark."""
     marks = [tf.math.is_nan(targets)] if targets.dtype.is_floating else []
     marks += [tf.equal(targets, tf.cast(label, targets.dtype)) for label in spec.ignore_labels]
     return functools.reduce(tf.logical_or, marks) if marks else None
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Floating targets for an unknown loss: a missing label is replaced with a label from the same batch.
+    """Floating-point targets for an unknown loss: missing labels are replaced with a label of the same batch.
 
-    The loss may be infinite for the 0 of `mask_missing`, as `(p / y - 1)^2` is: its gradient would be NaN, though not used.
+    For the 0 of `mask_missing` the loss may be infinite, as `(p / y - 1)^2` is: even with a weight of 0, its gradient would
+    be NaN.
     """
     num_axes = weights.shape.rank
     inner = tf.shape(targets)[num_axes:]
     rows = tf.reshape(targets, tf.concat([[tf.size(weights)], inner], axis=0))
-    # Without any label, one in the middle of 0 and 1, where most losses are finite.
+    # In a batch without labels, 0.5, for which most losses are finite.
     rows = tf.concat([rows, tf.fill(tf.concat([[1], inner], axis=0), tf.constant(0.5, targets.dtype))], axis=0)
     valid = rows[tf.argmax(tf.concat([tf.reshape(weights, [-1]), [1e-30]], axis=0))]
     has_label = tf.reshape(weights > 0, tf.concat([tf.shape(weights), tf.ones_like(inner)], axis=0))
@@ -103,12 +104,12 @@ def labelled_rows(weights: tf.Tensor) -> tf.Tensor:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor in separate memory, as XLA's are: `tf.where` may write into its input, perhaps a generator's own array."""
+    """A copy, except in XLA: `tf.where` may write into the memory of its input, perhaps an array of a user's generator."""
     return tensor if in_xla() else tf.raw_ops.Copy(input=tensor)
 
 
 def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """The weights that `mask_missing` gave, without the classes' part: for metrics, which count labels."""
+    """The weights of `mask_missing` divided by those of the classes, since metrics are not weighted by class."""
     if spec.class_weight is None:
         return weights
     seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
@@ -117,21 +118,21 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
-    """Returns `first` if it has the sizes of `second` along the first axes; sizes that are not static, at run time."""
-    found = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
-    if None not in found[0] and found[0] == found[1]:
+    """Returns `first` if it has the sizes of `second` along the first axes; unknown sizes are compared at run time."""
+    first_sizes, second_sizes = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
+    if None not in first_sizes and first_sizes == second_sizes:
         return first
     one, other = tf.shape(first)[:num_axes], tf.shape(second)[:num_axes]
     rule = f"{what} must have as many rows as {of}" if num_axes == 1 else f"{what} must have the sizes of {of}"
-    if None not in found[0] and None not in found[1]:
-        raise ValueError(f"{rule}. Received: {tuple(found[0])} for {tuple(found[1])}. Pass one value for each.")
+    if None not in first_sizes and None not in second_sizes:
+        raise ValueError(f"{rule}. Received: {tuple(first_sizes)} for {tuple(second_sizes)}. Pass one value for each.")
     parts = [f"{rule}. Received: (", one, ") for (", other, "). Pass one value for each."]
     with tf.control_dependencies(stop_unless(tf.reduce_all(tf.equal(one, other)), lambda: parts)):
         return tf.identity(first)
 
 
 def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.Tensor:
-    """Weights or a mask for all elements, from those for the first axes of the elements."""
+    """Weights or a mask of all elements, from values for the first of their axes."""
     shape, wanted = values.shape, targets.shape[:rank]
     while values.shape.rank > rank and values.shape[-1] == 1:
         values = tf.squeeze(values, axis=-1)
@@ -146,9 +147,9 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
 
 
 def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
-    """Raises an error for labels that break a rule; under XLA, which cannot, infinite weights invalidate the update."""
+    """Raises an error for labels that break a rule; in XLA, which cannot raise, infinite weights make the update skipped."""
     if in_xla():
-        for problem in problems:  # which of the elements break a rule, from which of their labels do
+        for problem in problems:  # an element breaks a rule if one of its labels does
             ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
             broken = tf.reshape(problem.broken, tf.concat([tf.shape(problem.broken), ones], axis=0))
             broken = tf.reduce_any(broken, axis=list(range(weights.shape.rank, broken.shape.rank)))
@@ -162,21 +163,21 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
 
 
 def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tensor) -> bool:
-    """Lets `check` read labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are."""
-    every = tf.nest.flatten((y, sample_weight))
-    leaves = [leaf for leaf in every if leaf is not None]
+    """Calls `check` with labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are."""
+    parts = tf.nest.flatten((y, sample_weight))
+    leaves = [leaf for leaf in parts if leaf is not None]
     if not leaves or not all(hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0 for leaf in leaves):
         return False
     num_rows, num_values = leaves[0].shape[0], max(int(np.prod(leaf.shape)) for leaf in leaves)
     step = max(1, _VALUES_AT_ONCE * num_rows // max(1, num_values))
     for start in range(0, num_rows, step):
-        rows = [None if each is None else tf.convert_to_tensor(each[start : start + step]) for each in every]
+        rows = [None if leaf is None else tf.convert_to_tensor(leaf[start : start + step]) for leaf in parts]
         check((None, *tf.nest.pack_sequence_as((y, sample_weight), rows)))
     return True
 
 
 def checked(check: Callable[[Nested], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
-    """The same batches, in each of which `check` raises an error for invalid labels; perhaps read `ahead`."""
+    """The same batches, where `check` raises an error for invalid labels; several batches in parallel if `ahead`."""
 
     @no_autograph
     def checked_batch(*parts: Nested) -> Nested:
@@ -187,7 +188,7 @@ def checked(check: Callable[[Nested], None], dataset: tf.data.Dataset, *, ahead:
 
 
 def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[int, float]:
-    """Weights that give every class the same influence, however often it occurs.
+    """Weights that give all classes the same influence, however often they occur.
 
     `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` the number of all labels and `k` the number
     of classes that occur, so that the mean weight of the labels is 1.
@@ -208,8 +209,8 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
     """
     is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
     counts: Counter[int] = Counter()
-    for given in labels if is_stream else [labels]:
-        batch = given.compressed() if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
+    for array in labels if is_stream else [labels]:
+        batch = array.compressed() if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
         kept = wrong = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
         if batch.dtype.kind in "biuf":
             kept = kept if ignore_label is None else kept[kept != ignore_label]
@@ -228,7 +229,7 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
 
 
 def check_class_weight(weights: object) -> dict[int, float]:
-    """Returns the weights by class number of a head, sorted; keys may be digits in a string, as from JSON."""
+    """Returns a head's weights by class number, sorted; keys may be strings of digits, as in JSON."""
 
     def is_class(key: object) -> bool:
         if isinstance(key, str):
@@ -241,19 +242,19 @@ def check_class_weight(weights: object) -> dict[int, float]:
             "`class_weight` must be a dict of weights by class number. "
             f"Received: class_weight={weights!r}. Pass, say, {{0: 1.0, 1: 5.0}}.{hint}"
         )
-    found = {int(key): weight for key, weight in sorted(weights.items(), key=lambda item: int(item[0]))}
-    wrong = {key: weight for key, weight in found.items() if not is_number(weight) or weight < 0}
-    if wrong or not any(found.values()):
+    by_class = {int(key): weight for key, weight in sorted(weights.items(), key=lambda item: int(item[0]))}
+    wrong = {key: weight for key, weight in by_class.items() if not is_number(weight) or weight < 0}
+    if wrong or not any(by_class.values()):
         raise ValueError(
             "`class_weight` must hold finite numbers of at least 0, and one above it. "
-            f"Received: class_weight={wrong or found!r}. A class of weight 0 counts as if it had no label."
+            f"Received: class_weight={wrong or by_class!r}. A class of weight 0 counts as if it had no label."
         )
-    return found
+    return by_class
 
 
 def weights_of_classes(weights: Mapping[int, float], targets: tf.Tensor, rank: int) -> tf.Tensor:
-    """The weight of each element's class, float64: of its class number, or of the largest of its columns."""
+    """Float64: the weight of each element's class, which is its class number, or the column with the largest value."""
     classes = tf.argmax(targets, axis=-1) if targets.shape.rank > rank else targets
-    beyond = max(weights) + 1  # one entry more, for all classes without a weight at the end
-    table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)], tf.float64)
-    return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))
+    last = max(weights) + 1  # an entry with weight 1 for all larger class numbers
+    table = tf.constant([float(weights.get(label, 1.0)) for label in range(last + 1)], tf.float64)
+    return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, last))

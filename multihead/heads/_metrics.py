@@ -46,44 +46,43 @@ TOTALS = (
 
 _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
 
-
 READS = ("elements", "rows")
-"""What `reads` of a metric may say, besides the numbers of columns."""
+"""The values of a metric's `reads` other than column numbers."""
 
 
 class HeadMetric:
-    """A Keras metric and the rows that it gets: those of which everything that it reads has a label.
+    """A Keras metric, which is updated with the rows that have all the labels it reads.
 
-    What it reads is known of Keras's metrics. Others say it in an attribute `reads` of the metric, or of its function; one
-    without it gets whole examples, which then may not have some of their labels only.
+    For Keras's own metrics it is known what they read. Others declare it in an attribute `reads` of the metric or of its
+    function; a metric without one gets whole examples, which then must have all of their labels or none.
     """
 
     def __init__(self, metric: Metric, head: str = "") -> None:
         self.metric, self._head = metric, head
-        # `"elements"`, `"rows"` or `"classes"` of Keras's metrics for which weights of 0 leave rows out; None for others,
-        # which get the labelled rows alone.
+        # `"elements"`, `"rows"` or `"classes"` for Keras's metrics in which weights of 0 leave rows out; None for others,
+        # which get only the labelled rows.
         self.over: str | None = None
-        self.column: int | None = None  # the only one that it reads
-        self._is_paired = False  # whether it needs targets of the predictions' shape although weights of 0 leave no row out
+        self.column: int | None = None  # the only column that it reads
+        self._is_paired = False  # whether targets need the shape of the predictions although `over` is None
         self.by_column = False  # whether it distinguishes columns although it counts elements
-        self.rank = 1  # how many axes are merged into one of rows
-        # The number of rows that count, which may be none although there are labels; None if it need not be known.
+        self.rank = 1  # the number of axes that are merged into one axis of rows
+        # Counts the rows, of which there may be none although there are labels; None if no one needs the count.
         self.counted: Metric = None
         kind = _keras_kind(metric)
         self._wrapped = wrapped_function(metric) if kind is keras.metrics.MeanMetricWrapper else None
         kind = None if self._wrapped is not None and not is_keras(self._wrapped) else kind
         self._reads = _declared(metric, self._wrapped, head) if kind is None else "rows"
         parameters = inspect.signature(type(metric).update_state).parameters.values()
-        self._weighs = any(each.name == "sample_weight" or each.kind is each.VAR_KEYWORD for each in parameters)
+        self._weighs = any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
         if kind is not None:
             self._read_kind(kind)
 
     def _read_kind(self, kind: type) -> None:
-        """What a metric reads whose `update_state` is that of a class of Keras."""
+        """Finds what a metric reads whose `update_state` is that of a Keras class."""
         metric, options = self.metric, options_of(self.metric)
         if _has_columns(metric, kind):
             self.over, self.by_column = ELEMENTS, True
-        elif isinstance(metric, keras.metrics.FBetaScore):  # whose axis is another thing
+        elif isinstance(metric, keras.metrics.FBetaScore):  # whose `axis` means something else
             self._is_paired = True
         elif {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
             self._reads = None
@@ -94,7 +93,7 @@ class HeadMetric:
             self.over = ROWS
         else:
             function = FUNCTIONS.get(_snake_case(kind.__name__)) if self._wrapped is None else known(self._wrapped, options)
-            # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
+            # A correlation is not finite for the rows of zeros in place of missing labels, whatever their weight.
             self._is_paired = "correlation" in getattr(self._wrapped, "__name__", _snake_case(kind.__name__))
             if function is not None and not self._is_paired:
                 self.over = function.over
@@ -102,7 +101,7 @@ class HeadMetric:
 
     @property
     def is_undeclared(self) -> bool:
-        """Whether nothing says which labels of a row it reads."""
+        """Whether it is unknown which labels of a row it reads."""
         return self.over is None and self._reads is None
 
     def build(
@@ -115,9 +114,9 @@ class HeadMetric:
         is_counted: bool,
         eagerly: bool = False,
     ) -> None:
-        """Finds the rows for targets and predictions of some specs; a `ValueError` if they do not fit.
+        """Finds which axes of targets and predictions are rows; a `ValueError` if they do not fit the metric.
 
-        The first `rank` axes index the elements of the loss. With `is_counted`, the rows that count are always counted.
+        The first `rank` axes index the elements of the loss. With `is_counted`, the rows are always counted.
         """
         shape = with_columns(predictions.shape)
         seen, wanted = aligned_shape(targets.shape, shape, self.over), shape[:-1] if self.over == CLASSES else shape
@@ -149,15 +148,15 @@ class HeadMetric:
 
     @property
     def _columns(self) -> tuple[int, ...]:
-        """The numbers of the columns that it says it reads."""
+        """The numbers of the columns that it declares to read."""
         return self._reads if isinstance(self._reads, tuple) else ()
 
     def _trace(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, *, eagerly: bool) -> None:
-        """Creates variables that a metric creates when it is first updated; finds whether a function's values are of rows.
+        """Creates the variables that a metric creates in its first update, and finds whether a function returns rows.
 
-        Only shapes are needed, so that nothing is computed.
+        Traces a graph, which needs only shapes and computes nothing.
         """
-        rows = 2 + max(size or 0 for size in (*targets.shape, *predictions.shape))  # a number that no other axis has
+        rows = 2 + max(size or 0 for size in (*targets.shape, *predictions.shape))  # a size that no other axis has
         inner = [[rows + 1 if size is None else size for size in spec.shape[self.rank :]] for spec in (targets, predictions)]
         columns = [1] if self.rank == predictions.shape.rank else []
         specs = [tf.TensorSpec([rows, *sizes, *columns], spec.dtype) for sizes, spec in zip(inner, (targets, predictions))]
@@ -171,12 +170,12 @@ class HeadMetric:
                 graph_function(lambda *rows: strategy.run(self._apply, rows)).get_concrete_function(*specs)
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, *, are_weighted: bool = False) -> None:
-        """Adds the labelled rows of a batch, by the mean of the weights of the loss's elements."""
+        """Adds the labelled rows of a batch; a row's weight is the mean of the weights of its elements."""
         predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
         if predictions.dtype in (tf.float16, tf.bfloat16):
             predictions = tf.cast(predictions, tf.float32)
         targets = aligned(targets, predictions.shape, self.over)
-        if self.over == ROWS:  # some of Keras 2 take no other dtype
+        if self.over == ROWS:  # some metrics of Keras 2 take no other dtype
             targets = tf.cast(targets, predictions.dtype)
         if self.by_column or self.column is not None or self._columns:
             weights = spread(weights, predictions, predictions.shape.rank)
@@ -189,11 +188,11 @@ class HeadMetric:
             is_whole = tf.reduce_all(weights > 0, axis=axes)
             weights = where(is_whole, tf.reduce_mean(weights, axis=axes), 0.0) if axes else weights
         are_elements = self.rank == predictions.shape.rank
-        y, p = (in_rows(each, self.rank, are_elements=are_elements) for each in (targets, predictions))
+        y, p = (in_rows(tensor, self.rank, are_elements=are_elements) for tensor in (targets, predictions))
         weights = in_rows(weights, self.rank, are_elements=False)
         if self.over is None:
             self._update_labelled(y, p, weights, are_weighted=are_weighted)
-        elif isinstance(self.metric, keras.metrics.FBetaScore):  # which takes weights of rows alone
+        elif isinstance(self.metric, keras.metrics.FBetaScore):  # which takes only weights of rows
             self._update_columns(y, p, weights)
         else:
             self._apply(y, p, weights)
@@ -201,11 +200,11 @@ class HeadMetric:
             self.counted.update_state(tf.reduce_sum(tf.cast(weights > 0, tf.float32)))
 
     def _indices(self, weights: tf.Tensor) -> tf.Tensor:
-        """The columns that it says it reads, counted from the first one."""
+        """The columns that it declares to read, counted from the first one."""
         return tf.math.floormod(tf.constant(self._columns), tf.shape(weights)[-1])
 
     def _apply(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None) -> None:
-        """Updates the metric with rows, all of which count without weights."""
+        """Updates the metric with rows; without weights, all of them count."""
         if weights is None or not self._weighs:
             self.metric.update_state(targets, predictions)
         else:
@@ -214,7 +213,7 @@ class HeadMetric:
     def _update_labelled(
         self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, *, are_weighted: bool
     ) -> None:
-        """Adds the labelled rows, if there are any: a metric need not be able to take no row, or weights of 1."""
+        """Adds the labelled rows, if there are any: a user's metric may not accept zero rows, or weights."""
         if in_xla():
             raise ValueError(
                 f"`jit_compile` must not be True for the metric {self.metric.name!r} of head {self._head!r}, which gets the "
@@ -226,23 +225,23 @@ class HeadMetric:
 
         def add() -> tf.Operation:
             parts = (targets, predictions, weights) if are_weighted else (targets, predictions)
-            self._apply(*(tf.gather(each, rows) for each in parts))
+            self._apply(*(tf.gather(tensor, rows) for tensor in parts))
             return tf.no_op()
 
         tf.cond(tf.reduce_any(labelled), add, tf.no_op)
 
     def _update_columns(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds elements to an F score, which does not count those whose target and prediction are 0.
+        """Adds elements to an F score, which ignores those whose target and prediction are 0.
 
-        Where the columns of a row have different weights, one column is added after another.
+        If the columns of a row have different weights, the columns are added one after another.
         """
         targets, largest = tf.cast(targets, predictions.dtype), tf.reduce_max(weights, axis=1)
         is_one = tf.reduce_all((weights == 0) | (weights == largest[:, tf.newaxis]))
 
         def add(k: tf.Tensor) -> list[tf.Tensor]:
             counts = tf.cast(where(is_one, weights > 0, tf.equal(tf.range(tf.shape(weights)[1]), k)), predictions.dtype)
-            of_rows = where(is_one, largest, weights[:, k])
-            self.metric.update_state(targets * counts, predictions * counts, sample_weight=of_rows)
+            row_weights = where(is_one, largest, weights[:, k])
+            self.metric.update_state(targets * counts, predictions * counts, sample_weight=row_weights)
             return [k + 1]
 
         number = where(is_one, 1, tf.shape(weights)[1])
@@ -250,13 +249,13 @@ class HeadMetric:
 
 
 def _keras_kind(metric: Metric) -> type | None:
-    """The class of Keras whose `update_state` a metric has; None if it has its own."""
-    kind: Metric = next(each for each in type(metric).__mro__ if is_keras(each))
+    """The Keras class whose `update_state` a metric has; None if the metric has its own."""
+    kind: Metric = next(kind for kind in type(metric).__mro__ if is_keras(kind))
     return kind if getattr(type(metric), "update_state", None) is kind.update_state else None
 
 
 def _declared(metric: Metric, function: Function | None, head: str) -> str | tuple[int, ...] | None:
-    """What a metric, or the function that it averages, says in `reads`."""
+    """What a metric, or the function that it averages, declares in `reads`."""
     reads = getattr(metric if function is None else function, "reads", None)
     if reads is None or (isinstance(reads, str) and reads in READS):
         return reads
@@ -271,7 +270,7 @@ def _declared(metric: Metric, function: Function | None, head: str) -> str | tup
 
 
 def _has_columns(metric: Metric, kind: type) -> bool:
-    """Whether a metric with `update_state` of a class of Keras keeps columns apart, each of which counts without others."""
+    """Whether a metric with the `update_state` of a Keras class computes each column independently of the others."""
     if kind.__name__ in ("F1Score", "FBetaScore"):
         return metric.threshold is not None  # otherwise a row's largest prediction is the positive one
     is_plain_r2 = kind.__name__ == "R2Score" and not metric.num_regressors  # with regressors, it counts rows
@@ -279,34 +278,34 @@ def _has_columns(metric: Metric, kind: type) -> bool:
 
 
 def in_rows(tensor: tf.Tensor, rank: int, *, are_elements: bool) -> tf.Tensor:
-    """A tensor whose first `rank` axes are merged; elements become rows with one column."""
+    """The tensor with its first `rank` axes merged into rows; elements become rows with one column."""
     inner, columns = tensor.shape[rank:], [1] if are_elements else []
     if inner.is_fully_defined():
         return tf.reshape(tensor, [-1, *inner, *columns])
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[rank:], columns], axis=0))
 
 
-def check_metrics(given: Mapping[str, Sequence[Metric]], head: str) -> None:
-    """Raises unless arguments are lists of metrics of targets and predictions that Keras knows, all with distinct names."""
-    for argument, each in given.items():
-        if isinstance(each, (str, Mapping, keras.metrics.Metric)) or not isinstance(each, Sequence):
+def check_metrics(arguments: Mapping[str, Sequence[Metric]], head: str) -> None:
+    """Raises unless the arguments are lists of metrics of targets and predictions, with names that differ in the logs."""
+    for argument, value in arguments.items():
+        if isinstance(value, (str, Mapping, keras.metrics.Metric)) or not isinstance(value, Sequence):
             raise TypeError(
-                f"`{argument}` must be a list. Received: {argument}={each!r} for head {head!r}. Put it into a list."
+                f"`{argument}` must be a list. Received: {argument}={value!r} for head {head!r}. Put it into a list."
             )
-    metrics = [spec for each in given.values() for spec in each]
-    is_known = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in metrics]
-    specs = [metric_of(spec, head) if found else spec for spec, found in zip(metrics, is_known)]
-    for spec in specs:
-        check_initialized("metrics", spec)
-    names = [spec if isinstance(spec, str) else log_name(found) for spec, found in zip(metrics, specs)]
+    specs = [spec for metrics in arguments.values() for spec in metrics]
+    is_name = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in specs]
+    metrics = [metric_of(spec, head) if named else spec for spec, named in zip(specs, is_name)]
+    for metric in metrics:
+        check_initialized("metrics", metric)
+    names = [spec if isinstance(spec, str) else log_name(metric) for spec, metric in zip(specs, metrics)]
     taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:
         raise ValueError(
             f"`metrics` of head {head!r} must have unique names, and none of {quoted(STATISTICS)}. "
             f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
         )
-    for spec in specs:
-        _check_arguments(spec, head)
+    for metric in metrics:
+        _check_arguments(metric, head)
 
 
 def _check_arguments(spec: Metric, head: str) -> None:
@@ -319,12 +318,12 @@ def _check_arguments(spec: Metric, head: str) -> None:
         parameters = inspect.signature(kind.update_state if is_metric else spec).parameters.values()
     except (TypeError, ValueError):  # written in C
         return
-    named = [each for each in parameters if each.name not in ("self", "sample_weight") and each.kind != each.KEYWORD_ONLY]
-    if len(named) < 2 and not any(each.kind is each.VAR_POSITIONAL for each in named):
+    named = [p for p in parameters if p.name not in ("self", "sample_weight") and p.kind is not p.KEYWORD_ONLY]
+    if len(named) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in named):
         what = "update_state(y_true, y_pred)" if is_metric else "a function of (y_true, y_pred)"
         raise ValueError(
             f"`metrics` of head {head!r} must compare targets with predictions: {what}. Received: {log_name(spec)!r}, which "
-            f"takes {quoted(each.name for each in named)}. Choose another metric, or write a "
+            f"takes {quoted(parameter.name for parameter in named)}. Choose another metric, or write a "
             "function of targets and predictions that returns the values to average."
         )
 
@@ -350,9 +349,9 @@ def _snake_case(kind: str) -> str:
 
 
 def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Metric:
-    """Makes a `keras.metrics.Metric` of a metric, a class, a name or a function.
+    """The `keras.metrics.Metric` for a metric, a class, a name or a function.
 
-    `"accuracy"` and `"crossentropy"` become the binary, categorical or sparse form by the shapes, as in Keras.
+    As in Keras, the shapes decide between the binary, categorical and sparse forms of `"accuracy"` and `"crossentropy"`.
     """
     if isinstance(spec, str) and spec in _BY_SHAPE:
         if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
@@ -367,14 +366,14 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
         metric = metric()
     if isinstance(metric, keras.metrics.Metric):
         if isinstance(spec, str) or (isinstance(spec, type) and is_keras(spec)):
-            # Under the name that was given: Keras numbers those of classes by all metrics of the process.
+            # Keras would number the names of these metrics across the whole process.
             return type(metric).from_config({**metric.get_config(), "name": log_name(spec)})
         return metric
     return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
 
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
-    """Raises a `ValueError` if two values of heads, pairs of name and metrics, would overwrite each other or be mixed."""
+    """Raises a `ValueError` if two values in the logs would have one name, or two heads share a metric."""
     both, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
     names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in both]
     for one, other in itertools.combinations([head for head, _ in heads], 2):
@@ -382,7 +381,7 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
         names += [(f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both]
     for head, metrics in heads:
         names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both]
-        names += [(f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics]
+        names += [(f"{head}_{log_name(metric)}", f"the metric {log_name(metric)!r} of head {head!r}") for metric in metrics]
         for metric in metrics:
             if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
                 raise ValueError(

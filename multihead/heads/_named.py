@@ -1,4 +1,4 @@
-"""A head under its name, as a trainer holds it: what is computed from its module, loss, labels and metrics."""
+"""A head under its name, as a trainer holds it, and what is computed with its module, loss, labels and metrics."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Described = TypeVar("Described")
 
 
 class NamedHead:
-    """A head of a trainer: a `Head` with its name, the key of its targets and logs, and what is computed from it once."""
+    """A head of a trainer: a `Head` with its name, the key of its targets and logs, and all that is derived from it once."""
 
     def __init__(self, name: str, value: Head) -> None:
-        if not isinstance(name, str) or name in ("", ".") or "/" in name:  # which have a meaning in the paths of files
+        if not isinstance(name, str) or name in ("", ".") or "/" in name:  # which mean something in file paths
             raise ValueError(
                 f"`name` of a head must be a non-empty string without '/', and not '.'. Received: name={name!r}. "
                 "Pass, say, 'price'."
@@ -51,23 +51,23 @@ class NamedHead:
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
         self.loss.couples_rows = value.couples_rows if self.is_trained else False
         specs = (*value.metrics, *value.weighted_metrics)
-        self.metric_specs = [metric_of(each, name) if isinstance(each, Mapping) else each for each in specs]
-        self._num_unweighted = len(value.metrics)  # the others get sample weights
+        self.metric_specs = [metric_of(spec, name) if isinstance(spec, Mapping) else spec for spec in specs]
+        self._num_unweighted = len(value.metrics)  # the metrics after these get sample weights
         self.teacher_forcing = value.teacher_forcing
         self.trains_encoder = value.trains_encoder
         self.ignore_label = value.ignore_label
         self.reads = value.reads
         self.learning_rate_multiplier = value.learning_rate_multiplier
         self.weight_decay_multiplier = value.weight_decay_multiplier
-        self.weight_variable: Variable = None  # holds the weight from when the head has a trainer, unless it is a function
+        self.weight_variable: Variable = None  # holds the weight once the head has a trainer, unless it is a function
         scaling = check_scaling(name, value.target_scaling, self.loss, value.class_weight, self.module)
         self.scaling = None if scaling is None else TargetScaling(name, scaling)
         ignored = tuple(label for label in (value.ignore_label, self.loss.ignore_label) if label is not None)
         above, rules = None if scaling is None else scaling.above, getattr(value.module, "target_problems", None)
         self.label_spec = LabelSpec(name, self.loss, ignored, value.class_weight, above, rules)
-        # For each leaf of the representation, whether it has a row for each example; None if that is not known
+        # Which leaves of the representation have one row per example; None if unknown
         self.leaves_with_rows: tuple[bool, ...] | None = None
-        self.is_fully_labelled = False  # whether every label of the data is there and counts
+        self.is_fully_labelled = False  # whether no label of the data is missing or has the weight 0
         self.checks_range = True  # whether a loss of probabilities refuses other predictions
         self._metrics: list[HeadMetric] | None = None
 
@@ -75,22 +75,22 @@ class NamedHead:
     def value(self) -> Head:
         """The head with its current weight and the learned parameters of its target scaling."""
         scaling = None if self.scaling is None else self.scaling.present
-        found = copy.copy(self._value)  # a check would create metrics, in a graph too
-        metrics = [tuple(each) for each in self._by_weighting(self.metric_specs)]
-        vars(found).update(weight=self.weight, target_scaling=scaling, metrics=metrics[0], weighted_metrics=metrics[1])
-        return found
+        head = copy.copy(self._value)  # without its checks, which create metrics, even inside a graph
+        metrics, weighted_metrics = map(tuple, self._by_weighting(self.metric_specs))
+        vars(head).update(weight=self.weight, target_scaling=scaling, metrics=metrics, weighted_metrics=weighted_metrics)
+        return head
 
     def with_scaling(self, target_scaling: object) -> NamedHead:
-        """The same head, with its module and metrics, and with another scaling of its targets unless it has this one."""
-        asked = check_scaling(self.name, target_scaling, self.loss, self.label_spec.class_weight, self.module)
-        present = None if self.scaling is None else self.scaling.scaling
-        as_config = [None if each is None else (type(each), each.get_config()) for each in (asked, present)]
+        """The same head, with the same module and metrics, but this target scaling; itself if it has it already."""
+        requested = check_scaling(self.name, target_scaling, self.loss, self.label_spec.class_weight, self.module)
+        current = None if self.scaling is None else self.scaling.scaling
+        as_config = [None if scaling is None else (type(scaling), scaling.get_config()) for scaling in (requested, current)]
         if as_config[0] == as_config[1]:
             return self
-        found = copy.copy(self)
-        found.scaling = None if asked is None else TargetScaling(self.name, asked)
-        found.label_spec = found.label_spec._replace(above=None if asked is None else asked.above)
-        return found
+        head = copy.copy(self)
+        head.scaling = None if requested is None else TargetScaling(self.name, requested)
+        head.label_spec = head.label_spec._replace(above=None if requested is None else requested.above)
+        return head
 
     @property
     def has_weight_function(self) -> bool:
@@ -107,39 +107,39 @@ class NamedHead:
 
     @property
     def takes_labelled_rows(self) -> bool:
-        """Whether the loss is called without the rows that have no label; not if it is known that there are none."""
+        """Whether the loss gets only the rows that have a label; False if all are known to have one."""
         return self.loss.takes_labelled_rows and not self.is_fully_labelled
 
     @property
     def runs_in_xla(self) -> bool:
         """Whether XLA can compile a step that computes the loss and updates the metrics."""
-        return not self.loss.takes_labelled_rows and all(each.over is not None for each in self._metrics or [])
+        return not self.loss.takes_labelled_rows and all(metric.over is not None for metric in self._metrics or [])
 
     def results(self) -> dict[str, Tensor]:
-        """The results of the metrics by name; NaN if no row counts."""
-        found: dict[str, Tensor] = {}
-        for each in self._metrics or []:
-            result = each.metric.result()
-            by_name = result if isinstance(result, dict) else {each.metric.name: result}
-            if each.counted is not None:
-                by_name = {name: or_nan(value, each.counted.result() > 0) for name, value in by_name.items()}
-            found.update(by_name)
-        return found
+        """The results of the metrics by name; NaN if no row counted."""
+        results: dict[str, Tensor] = {}
+        for head_metric in self._metrics or []:
+            result = head_metric.metric.result()
+            by_name = result if isinstance(result, dict) else {head_metric.metric.name: result}
+            if head_metric.counted is not None:
+                by_name = {name: or_nan(value, head_metric.counted.result() > 0) for name, value in by_name.items()}
+            results.update(by_name)
+        return results
 
     @property
     def metrics(self) -> list[Metric] | None:
-        """The Keras metrics, then those that count the rows that they read; None before `build`."""
+        """The Keras metrics, then the counters of their rows; None before `build`."""
         if self._metrics is None:
             return None
-        return [each.metric for each in self._metrics] + [each.counted for each in self._metrics if each.counted is not None]
+        counters = [head_metric.counted for head_metric in self._metrics if head_metric.counted is not None]
+        return [head_metric.metric for head_metric in self._metrics] + counters
 
     def get_config(self) -> Config:
-        """The arguments of `add_head`, serialized; a `TypeError` for a function that Keras cannot name."""
+        """The arguments of `add_head`, serialized; a `TypeError` for a function that is not registered with Keras."""
         serialize = keras.saving.serialize_keras_object
-        given = vars(self.value)
-        kept = ("teacher_forcing", "ignore_label", "class_weight", "trains_encoder", "couples_rows")
+        plain = ("teacher_forcing", "ignore_label", "class_weight", "trains_encoder", "couples_rows")
         return {
-            **{name: given[name] if name in kept else serialize(given[name]) for name in given},
+            **{name: value if name in plain else serialize(value) for name, value in vars(self.value).items()},
             "name": self.name,
             "loss": serialized(self.loss.original) if self.is_trained else None,
             "metrics": [serialized(metric) for metric in self.value.metrics],
@@ -155,7 +155,7 @@ class NamedHead:
         return weight_at(self._value.weight, step, self.name)
 
     def read(self, representation: Nested) -> Nested:
-        """The part of the representation that the module receives; without `reads`, that for which it has inputs."""
+        """The part of the representation that the module receives: that in `reads`, or else the entries of its inputs."""
         if self.reads is None:
             return entries_for(self.module, representation)
         return select(representation, self.reads, self.name)
@@ -165,7 +165,7 @@ class NamedHead:
         return self.trains_encoder and any(map(has_gradients, tf.nest.flatten(self.read(representation))))
 
     def predict(self, representation: Nested, targets: Tensor, *, training: bool, step: Tensor = None) -> tf.Tensor:
-        """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does."""
+        """The module's predictions for the loss; with teacher forcing, the module also reads the targets that the loss gets."""
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training, step=step)
@@ -189,7 +189,7 @@ class NamedHead:
         return output if self.scaling is None else self.scaling.unscale(output)
 
     def like_scaled(self, targets: Tensor) -> Tensor:
-        """Targets in the dtype of scaled ones, where only shapes and masks matter."""
+        """Targets in the dtype of scaled targets, for callers that need only shapes and masks."""
         return tf.cast(targets, tf.float32) if self.scaling is not None and tf.is_tensor(targets) else targets
 
     def build(self, targets: Tensor, predictions: tf.TensorSpec) -> None:
@@ -199,13 +199,15 @@ class NamedHead:
             self.scaling.build_for(targets, predictions, self.loss.over)
         if self._metrics is not None:
             return
-        found = [HeadMetric(resolve_metric(spec, targets, predictions, self.name), self.name) for spec in self.metric_specs]
+        metrics = [
+            HeadMetric(resolve_metric(spec, targets, predictions, self.name), self.name) for spec in self.metric_specs
+        ]
         seen = targets if self.scaling is None else tf.TensorSpec(targets.shape, tf.float32)
-        for each in found:
+        for head_metric in metrics:
             options = {"is_counted": not self.is_trained, "eagerly": self.loss.runs_eagerly}
-            each.build(self.name, seen, predictions, rank, **options)
-        self._metrics = found
-        undeclared = tuple(each.metric.name for each in found if each.is_undeclared)
+            head_metric.build(self.name, seen, predictions, rank, **options)
+        self._metrics = metrics
+        undeclared = tuple(head_metric.metric.name for head_metric in metrics if head_metric.is_undeclared)
         self.label_spec = self.label_spec._replace(undeclared_metrics=undeclared)
 
     def mask_missing(
@@ -215,7 +217,7 @@ class NamedHead:
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, **options)
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The loss of each element (or labelled row, or their sum) and the elements' weights, in at least float32."""
+        """The losses and weights of the elements, in at least float32; of the labelled rows, or one sum, for such a loss."""
         seen, predictions, weights = self._seen(targets, predictions, weights)
         values = _like(weights, self.loss.values(seen, predictions), self.loss)
         if self.loss.is_total:
@@ -243,7 +245,7 @@ class NamedHead:
         seen = aligned(targets, shape, over)
         seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
         if self.takes_labelled_rows:
-            if in_xla():  # which miscalculates some reductions over a number of rows that depends on the data
+            if in_xla():  # which miscalculates some reductions if the number of rows depends on the data
                 remedy = "let the loss return one value, or a sum and a count, for each row"
                 if self.loss.is_undeclared:
                     remedy = "`couples_rows=False` to `add_head` if each of its values depends on its own labels alone"
@@ -280,15 +282,15 @@ class NamedHead:
             metric.update(targets, predictions, weights, are_weighted=True)
 
     def _by_weighting(self, metrics: list[Described]) -> tuple[list[Described], list[Described]]:
-        """Those of the head's metrics that ignore sample weights, and those that get them."""
+        """The head's metrics that ignore sample weights, and those that get them."""
         return metrics[: self._num_unweighted], metrics[self._num_unweighted :]
 
 
 def _like(weights: tf.Tensor, values: tf.Tensor, loss: losses.ElementLoss) -> tf.Tensor:
-    """Values of a loss in the shape of the weights of elements; a number stays one."""
+    """The values of a loss in the shape of the elements' weights; a single number is unchanged."""
     if loss.is_total or (loss.over is not None and values.shape.rank == weights.shape.rank and not in_xla()):
         return values
-    return tf.reshape(values, tf.shape(weights))  # XLA leaves other checks out, but fails for another number of values
+    return tf.reshape(values, tf.shape(weights))  # XLA ignores assertions, but fails here for a wrong number of values
 
 
 def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -303,7 +305,7 @@ def or_nan(value: Tensor, condition: tf.Tensor) -> tf.Tensor:
 
 
 def weigh_classes(heads: Sequence[NamedHead], class_weight: ClassWeight) -> list[NamedHead]:
-    """The same heads, with their modules and metrics, and with the class weights of `fit`."""
+    """The same heads, with the same modules and metrics, but the class weights of `fit`."""
     names = [head.name for head in heads]
     is_by_head = isinstance(class_weight, Mapping) and (
         all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)

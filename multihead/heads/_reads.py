@@ -9,7 +9,7 @@ from multihead._ground.types import Config, Nested
 from multihead._ground.validation import described, did_you_mean, quoted
 
 Reads = Any
-"""A key or an index, a tuple of these, or a list of both; None: all."""
+"""A key or an index, a tuple of these, or a list of both; None: all of the representation."""
 
 
 def check_reads(reads: Reads) -> Reads:
@@ -30,37 +30,37 @@ def select(representation: Nested, reads: Reads, head: str) -> Nested:
     if reads is None:
         return representation
     if isinstance(reads, list):
-        return [select(representation, each, head) for each in reads]
+        return [select(representation, part, head) for part in reads]
     part = representation
     for key in reads if isinstance(reads, tuple) else (reads,):
         entries = _entries(part)
         if key not in entries:
             names = [entry for entry in entries if not isinstance(entry, int) or entry >= 0]
             hint = f"Pass one of {quoted(names)}." if names else "Leave `reads` out."
-            of_path = " A tuple is a path into a nest; for several parts pass a list." if isinstance(reads, tuple) else ""
+            path_hint = " A tuple is a path into a nest; for several parts pass a list." if isinstance(reads, tuple) else ""
             raise ValueError(
                 f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
-                f"{described(representation)}. {did_you_mean([key], names, hint)}{of_path}"
+                f"{described(representation)}. {did_you_mean([key], names, hint)}{path_hint}"
             )
         part = entries[key]
     return part
 
 
 def _entries(part: Nested) -> dict[object, Nested]:
-    """The entries of one level of a nest by all the keys that reach them."""
+    """The entries of one level of a nest, by every key that selects them: names, indices and negative indices."""
     if isinstance(part, Mapping):
         return dict(part)
     if not isinstance(part, (tuple, list)):
         return {}
-    by_place = dict(enumerate(part))
-    from_end = {place - len(part): value for place, value in enumerate(part)}
-    return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
+    by_index = dict(enumerate(part))
+    from_end = {index - len(part): value for index, value in enumerate(part)}
+    return {**by_index, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
 
 
 def encode_reads(reads: Reads) -> Config:
-    """`reads` in a form for JSON, which does not distinguish tuples from lists."""
+    """`reads` as JSON, which does not distinguish tuples from lists."""
     if isinstance(reads, list):
-        return {"parts": [encode_reads(each) for each in reads]}
+        return {"parts": [encode_reads(part) for part in reads]}
     return {"path": list(reads)} if isinstance(reads, tuple) else reads
 
 
@@ -68,4 +68,4 @@ def decode_reads(encoded: object) -> Reads:
     """The inverse of `encode_reads`."""
     if not isinstance(encoded, Mapping):
         return encoded
-    return tuple(encoded["path"]) if "path" in encoded else [decode_reads(each) for each in encoded["parts"]]
+    return tuple(encoded["path"]) if "path" in encoded else [decode_reads(part) for part in encoded["parts"]]

@@ -1,4 +1,4 @@
-"""Whether the targets of a head can be scaled: what its loss can be computed on, and what its module can predict."""
+"""Whether the targets of a head can be scaled: whether its loss makes sense then, and its module can predict them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multihead._ground.types import Layer, Loss
 from multihead.losses._known import CLASSES, DIFFERENCES, RATIOS
 
 ADDONS = {"tensorflow_addons": {"pinball_loss": DIFFERENCES}}
-"""Of the losses of a package besides Keras, those that can be losses of scaled targets, and what they depend on."""
+"""By package other than Keras, its losses that also make sense for scaled targets, and what they depend on."""
 
 
 def check_scaling(
@@ -23,18 +23,18 @@ def check_scaling(
     class_weight: Mapping[int, float] | None,
     module: Layer,
 ) -> scaling.Standardize | None:
-    """The scaling of a head's targets, if its loss and its module can have scaled ones; None if they are not scaled."""
-    found = scaling.get(target_scaling)
-    if found is None:
+    """The scaling of a head's targets, None without one; a `ValueError` if its loss or its module does not allow it."""
+    scaler = scaling.get(target_scaling)
+    if scaler is None:
         return None
-    reason = why_not_scaled(loss, class_weight, found)
+    reason = why_not_scaled(loss, class_weight, scaler)
     if reason is not None:
         raise ValueError(
             f"`target_scaling` of head {name!r} is for targets that are measured, with a loss such as 'mse', 'mae' or "
             f"'huber'. Received: target_scaling={target_scaling!r} with the loss {loss.name!r}, which {reason}."
         )
     reach = reach_of(module)
-    if not can_be_reached(found, reach):
+    if not can_be_reached(scaler, reach):
         remedy = "Let the module end without this activation"
         if reach is not None and not reach.sums_to_one:
             remedy += ", or only divide: `scaling.Standardize(mean=0.0, deviation=...)`"
@@ -43,20 +43,20 @@ def check_scaling(
             f"target_scaling={target_scaling!r}, which moves targets to both sides of 0, by about 1, and a module that ends "
             f"so that it predicts only {reach}. {remedy}."
         )
-    return found
+    return scaler
 
 
-def can_be_reached(found: scaling.Standardize, reach: Reach | None) -> bool:
-    """Whether a module can predict scaled targets, as far as that can be told without labels; True if it cannot be told."""
-    if reach is None or found.only_divides or isinstance(found, (scaling.ByLayer, scaling.Linear)):
+def can_be_reached(scaler: scaling.Standardize, reach: Reach | None) -> bool:
+    """Whether a module can predict scaled targets; True if that cannot be told without the labels."""
+    if reach is None or scaler.only_divides or isinstance(scaler, (scaling.ByLayer, scaling.Linear)):
         return True
     return reach.low <= -1 and reach.high >= 1 and (reach.low < -1 or reach.high > 1)
 
 
 def why_not_scaled(
-    loss: losses.ElementLoss, class_weight: Mapping[int, float] | None, found: scaling.Standardize
+    loss: losses.ElementLoss, class_weight: Mapping[int, float] | None, scaler: scaling.Standardize
 ) -> str | None:
-    """Why a loss cannot be one of targets that are scaled in some way; None if it can."""
+    """Why a loss makes no sense for targets scaled in this way; None if it does."""
     known = loss.known
     if known is not None and (known.over == CLASSES or known.low is not None):
         return (
@@ -66,7 +66,7 @@ def why_not_scaled(
     if class_weight is not None:
         return "is weighted by class, and scaled targets are no classes. Leave `target_scaling` out"
     depends = depends_on(loss)
-    if depends == DIFFERENCES or (depends == RATIOS and found.only_divides):
+    if depends == DIFFERENCES or (depends == RATIOS and scaler.only_divides):
         return None
     if depends == RATIOS:
         return (
@@ -77,9 +77,9 @@ def why_not_scaled(
 
 
 def depends_on(loss: losses.ElementLoss) -> str | None:
-    """What a loss depends on, besides a factor: `DIFFERENCES` or `RATIOS` of labels and predictions, or None.
+    """What a loss depends on, up to a factor: `DIFFERENCES` or `RATIOS` of labels and predictions, or None for neither.
 
-    Of losses that a user wrote, who passes a scaling with them, differences are assumed.
+    A user's own loss is taken for one of differences, since the user chose to scale its targets.
     """
     if loss.known is not None:
         return loss.known.depends_on
@@ -90,7 +90,7 @@ def depends_on(loss: losses.ElementLoss) -> str | None:
 
 
 def is_own(loss: losses.ElementLoss) -> bool:
-    """Whether nothing is known of a loss, because a user wrote it."""
+    """Whether a loss is a user's own, so that nothing is known about it."""
     return loss.known is None and _origin(loss.original)[0] not in ("keras", "tf_keras", *ADDONS)
 
 
@@ -103,10 +103,10 @@ def _origin(original: Loss) -> tuple[str, str]:
     return str(made.__module__).partition(".")[0], str(made.__name__)
 
 
-def scaled_by_hand(labels: np.ndarray, found: scaling.Standardize) -> np.ndarray:
-    """`[rows, columns]` labels as a scaling makes them, with its numbers, or with those of these labels; NaN stays NaN."""
-    changed = np.log(labels + found.shift) if isinstance(found, scaling.Log) else np.asarray(labels, "float64")
-    if found.mean is not None:
-        return (changed - np.asarray(found.mean)) / np.asarray(found.deviation)
+def scaled_in_numpy(labels: np.ndarray, scaler: scaling.Standardize) -> np.ndarray:
+    """Scaled labels, `[rows, columns]`, with the scaling's own mean and deviation or else the labels'; NaN stays NaN."""
+    changed = np.log(labels + scaler.shift) if isinstance(scaler, scaling.Log) else np.asarray(labels, "float64")
+    if scaler.mean is not None:
+        return (changed - np.asarray(scaler.mean)) / np.asarray(scaler.deviation)
     deviation = np.nanstd(changed, axis=0)
     return (changed - np.nanmean(changed, axis=0)) / np.where(deviation > 0, deviation, 1.0)

@@ -1,4 +1,4 @@
-"""A head as users describe it: an immutable value, whose arguments are checked once."""
+"""A head as users describe it: an immutable value whose arguments are checked when it is created."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from multihead.heads._scaled import check_scaling
 from multihead.rates import Rate, check_rate
 
 _WITHOUT_TRAINING = ("module", "loss", "metrics", "weighted_metrics", "ignore_label", "reads")
-"""The options of a head that is predicted and measured, and not trained."""
+"""The options of a head that is not trained: its output is predicted and measured."""
 
 Weight = float | Callable[[tf.Tensor], Tensor]
 
@@ -38,11 +38,11 @@ class Head:
             `module(representation, targets)` in training and evaluation and `module.generate(representation)` in prediction.
             If its `call` has an argument `step`, the module receives there, in training, the number of updates applied so
             far, an int64 scalar. With `teacher_forcing`, the module may have a method `scores(representation)`, which
-            returns a tensor of the shape of the output: metrics then compare this tensor with the targets, instead of the
+            returns a tensor of the shape of the output: metrics then compare the targets with this tensor instead of the
             output.
         loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
             `multihead.losses`. None: the head is not trained. Its output is predicted and exported; targets are optional,
-            and metrics are computed where there are targets.
+            and metrics are computed if there are targets.
         weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
             that returns one. With a weight of 0 the head is idle.
         metrics: Keras metrics or their names; computed over labelled elements, as in Keras without sample weights, and
@@ -52,7 +52,7 @@ class Head:
         reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
             tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
             `representation["states"][0]`; a list of these: a list of the parts.
-        weighted_metrics: The same, with sample weights.
+        weighted_metrics: Keras metrics or their names, computed with sample weights.
         class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
             `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
         target_scaling: How targets such as prices and durations are scaled: `"standardize"`, `"log"`, one of
@@ -60,18 +60,18 @@ class Head:
             from the labels of its training data. The loss and the module see scaled targets; predictions, metrics and
             exports have the targets' own units (`docs/howto/units.md`).
         trains_encoder: Whether the head trains the encoder. With False the head is a probe: its module is trained on the
-            representation, but the head has no effect on the encoder and on other heads.
+            representation, but the head has no effect on the encoder or on other heads.
         couples_rows: Whether the loss, or the module, compares the rows of a batch with each other: contrastive, triplet,
-            ranking and survival losses, the hardest rows of a batch, statistics of a batch. None: not said. A loss of your
-            own then gets the rows of a batch that have a label, together and no others; it must be said where a batch is
-            split, by `micro_batches` or replicas, and where a row may have some of its labels only. True: module and loss
-            get these rows, and splitting is refused. The loss may return one value per row, their mean, or a sum and a
-            count. With `gradient_accumulation_steps`, too, only rows of the same batch are compared. False: each value of
-            the loss depends on the label and the predictions at its own place alone.
-        learning_rate_multiplier: The factor of every step that is applied to the module's variables, weight decay included.
-            A number (0 freezes the module), a function of the step, `LayerwiseDecay`, `ByPath` or `Stages`. The factor of
-            the encoder's variables is `compile(encoder_learning_rate_multiplier=)`, even if the module contains them; the
-            factor of variables that several heads share is the largest of the heads' factors.
+            ranking and survival losses, the hardest rows of a batch, statistics of a batch. None: undeclared. A loss of
+            your own then gets all rows of a batch that have a label, and no others; you have to declare it if a batch is
+            split, by `micro_batches` or replicas, or if a row may have only some of its labels. True: the module and the
+            loss get these rows, and splitting is refused. The loss may return one value per row, their mean, or a sum and a
+            count. With `gradient_accumulation_steps`, only rows of the same batch are compared. False: each value of the
+            loss depends only on the label and the predictions in its own position.
+        learning_rate_multiplier: A factor for every change that the optimizer makes to the module's variables, including
+            weight decay: a number (0 freezes the module), a function of the step, `LayerwiseDecay`, `ByPath` or `Stages`.
+            The factor of the encoder's variables is `compile(encoder_learning_rate_multiplier=)`, even if the module
+            contains them; the factor of variables that several heads share is the largest of the heads' factors.
         weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
 
     Raises:
@@ -107,14 +107,14 @@ class Head:
 
     @classmethod
     def _of(cls, name: str, **arguments: object) -> Head:
-        """A head whose arguments are checked under the name that a trainer has for it."""
+        """A head whose errors have the name that the trainer gives it."""
         head = object.__new__(cls)
         vars(head).update({**{field.name: field.default for field in fields(cls)}, **arguments})
         head._check(name)
         return head
 
     def _check(self, name: str) -> None:
-        """Checks all arguments, and copies lists and dicts, which may change later."""
+        """Checks all arguments, and copies lists and dicts, which the caller may change later."""
         if not callable(self.module):
             raise TypeError(
                 f"`module` must be a Keras layer, a model or a function. Received: module={self.module!r}. "
@@ -143,15 +143,15 @@ class Head:
             check_ignore_label(loss.ignore_label)
             check_scaling(name, self.target_scaling, loss, class_weight, self.module)
         else:
-            given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-            of_training = [each for each in given if each not in _WITHOUT_TRAINING]
-            if of_training:
+            changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+            training_options = [option for option in changed if option not in _WITHOUT_TRAINING]
+            if training_options:
                 raise ValueError(
                     f"`loss` of head {name!r} must not be None with options of training. Received: loss=None with "
-                    f"{quoted(of_training)}. Leave them out, or pass a loss."
+                    f"{quoted(training_options)}. Leave them out, or pass a loss."
                 )
         if callable(weight):
-            weight_at(weight, tf.constant(0, tf.int64), name)  # a function that returns no number is an error here
+            weight_at(weight, tf.constant(0, tf.int64), name)  # raises if the function does not return a number
 
 
 def check_heads(heads: Mapping[str, Head] | None) -> dict[str, Head]:
@@ -183,21 +183,21 @@ def check_weight(weight: object) -> Weight:
 
 
 def is_zero(weight: Weight) -> bool:
-    """Whether a weight is a number that is 0 in single precision, as those below the smallest normal one may be."""
+    """Whether a weight is a number that may be 0 in single precision: one below the smallest normal number."""
     return not callable(weight) and weight < float(np.finfo(np.float32).tiny)
 
 
-def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
-    """A head's weight at a step, the number of updates applied so far; a float32 scalar."""
-    weight = call_users(given, step) if callable(given) else given
+def weight_at(weight: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
+    """A head's weight at a step, the number of updates applied so far: a scalar in at least float32."""
+    value = call_users(weight, step) if callable(weight) else weight
     try:
-        result = tf.convert_to_tensor(weight)
+        result = tf.convert_to_tensor(value)
     except (ValueError, TypeError):
         result = tf.constant("")
     if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
         return tf.cast(result, precision_of([result.dtype]))
     raise ValueError(
-        f"`weight` of head {name!r} must give one number at each update. Received: {weight!r} from {given!r}. Return a "
+        f"`weight` of head {name!r} must give one number at each update. Received: {value!r} from {weight!r}. Return a "
         "number or a scalar tensor."
     )
 
