@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _compare(options: argparse.Namespace) -> list[Path]:
-    """Runs the comparison of a file whose variables are the arguments of `compare`; prints the result.
+    """Runs the comparison of a file whose variables are the arguments of `compare`, prints it and returns what it wrote.
 
-    If matplotlib is installed, the front is drawn beside the lines. The file is imported under its name without `.py`, from
-    its folder, so that further processes can import it, too.
+    If matplotlib is installed, the front is drawn too. The file is imported from its folder, under its name without `.py`,
+    so that other processes can import it as well.
     """
     path, parameters = Path(options.config), inspect.signature(compare).parameters
     module = None

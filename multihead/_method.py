@@ -1,4 +1,4 @@
-"""The common base of balancers, weightings and schedules: head names, needs, state and copies; and their lookup by name."""
+"""The common base of balancers, weightings and schedules, with head names, needs, state and copies; their lookup by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CALLED_IN_GRAPHS = (
     *("coefficients", "combine", "rescale", "total", "objective", "regularizer"),
     *("active", "passed_on", "observe"),
 )
-"""The methods that users write, in which Python's control flow may depend on tensors."""
+"""The methods that users write, whose Python control flow may depend on tensors."""
 
 _RESULTS = {
     "coefficients": "one number for each head, a tensor of shape [num_heads]",
@@ -76,7 +76,7 @@ class Method(keras.layers.Layer):
     uses: tuple[str, ...] = ()
     scale_invariant: bool = False
     _may_use: tuple[str, ...] = ()
-    _argument: str | None = None  # of a method whose state is for its heads by name, what `compile` calls it
+    _argument: str | None = None  # the argument of `compile`, for methods whose state belongs to heads by name
 
     def __init__(self, *, name: str | None, trainable: bool) -> None:
         super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
@@ -128,7 +128,7 @@ class Method(keras.layers.Layer):
     def add_state(self, name: str, shape: Sequence[int], initializer: object = "zeros", dtype: str = "float32") -> Variable:
         """Creates a Keras variable of the method; to be called in `create_state`.
 
-        It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
+        It is saved with the trainer, equal on every replica, not trained, and restored if an update is skipped.
         Read it with `tf.convert_to_tensor(variable)` and set it with `variable.assign(value)`, in `observe` or, for a
         balancer, in `coefficients` or `combine`.
 
@@ -141,9 +141,9 @@ class Method(keras.layers.Layer):
         return add_state(self, name, shape, initializer, dtype)
 
     def used(self, **known: Any) -> Config:
-        """The keyword arguments that the method uses, as tensors; a value given as a function is computed only if used."""
-        found = {name: known[name] for name in self.uses if known.get(name) is not None}
-        computed = {name: value() if callable(value) else value for name, value in found.items()}
+        """The keyword arguments that the method uses, as tensors; a value passed as a function is computed only if used."""
+        values = {name: known[name] for name in self.uses if known.get(name) is not None}
+        computed = {name: value() if callable(value) else value for name, value in values.items()}
         return {name: tf.cast(value, tf.int64 if name == "step" else tf.float32) for name, value in computed.items()}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
@@ -184,23 +184,23 @@ class Method(keras.layers.Layer):
 
     def _options(self) -> Config:
         arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "name"]
-        # What every layer has, such as `weights`, is no argument of this class.
+        # Attributes of every layer, such as `weights`, are not arguments of this class.
         own = [name for name in arguments if hasattr(self, name) and not hasattr(keras.layers.Layer, name)]
         return {name: _as_plain(getattr(self, name)) for name in own}
 
 
 def _checked(name: str, method: Function) -> Function:
-    """A method that a user wrote, with an error where it does not return what it must."""
+    """A user's method, which raises an error if it does not return what it must."""
     if name not in _RESULTS:
         return method
     gives_list, may_be_none = name in ("combine", "rescale"), name == "regularizer"
 
-    def shapes(self: Method, given: Any) -> list[tf.TensorShape]:
+    def shapes(self: Method, argument: Any) -> list[tf.TensorShape]:
         if gives_list:
-            return [tf.TensorShape(each.shape[name == "combine" :]) for each in given]
+            return [tf.TensorShape(tensor.shape[name == "combine" :]) for tensor in argument]
         if name not in ("coefficients", "active", "passed_on"):
             return [tf.TensorShape([])]
-        return [tf.TensorShape([given.shape[0] if name == "coefficients" else len(self.head_names or ()) or None])]
+        return [tf.TensorShape([argument.shape[0] if name == "coefficients" else len(self.head_names or ()) or None])]
 
     def is_of_kind(dtype: tf.DType) -> bool:
         is_number = dtype.is_floating or (dtype.is_integer and name == "coefficients")
@@ -235,7 +235,7 @@ def _bound(function: Any) -> Function:
 
 
 def _as_plain(value: object) -> object:
-    """Without the classes in which Keras wraps the lists and dicts of a layer."""
+    """Lists and dicts of a layer without the classes in which Keras wraps them."""
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, (list, tuple)) else value
@@ -250,7 +250,7 @@ def methods(base: type[Kind]) -> dict[str, type[Kind]]:
 
 
 def find(argument: str, identifier: object, base: type[Kind]) -> Kind | None:
-    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned."""
+    """The method with the name of one of the package's classes, ignoring case; an instance or None is returned unchanged."""
     if isinstance(identifier, dict):
         try:
             identifier = keras.saving.deserialize_keras_object(identifier)
@@ -264,7 +264,7 @@ def find(argument: str, identifier: object, base: type[Kind]) -> Kind | None:
         return identifier
     classes = methods(base)
     if isinstance(identifier, str):
-        by_plain_name: dict[str, type[Kind]] = {normalized(name): each for name, each in classes.items()}
+        by_plain_name: dict[str, type[Kind]] = {normalized(name): cls for name, cls in classes.items()}
         if normalized(identifier) in by_plain_name:
             return by_plain_name[normalized(identifier)]()  # type: ignore[call-arg]
         hint = did_you_mean([identifier], classes, "Pass one of these, or an instance.")

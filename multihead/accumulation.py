@@ -55,13 +55,16 @@ class GradientAccumulator(tf.Module):
                 f"Received: momentum={momentum!r}. Pass None for the plain mean."
             )
         self._momentum = momentum
-        on_replicas = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
-        options = {"trainable": False, **on_replicas}
+        options = {
+            "trainable": False,
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.SUM,
+        }
         dtypes = [precision_of([tf.as_dtype(variable.dtype)]) for variable in variables]
         zeros = [tf.zeros(variable.shape, dtype) for variable, dtype in zip(variables, dtypes)]
-        self._sums = [tf.Variable(zero, **options) for zero in zeros]
+        self._sums = [tf.Variable(initial, **options) for initial in zeros]
         self._count = tf.Variable(tf.zeros([], precision_of(dtypes)), **options)
-        self._given = tf.Variable(tf.zeros([len(zeros)]), **options)
+        self._given = tf.Variable(tf.zeros([len(zeros)]), **options)  # the number of gradients of each variable
 
     @property
     def count(self) -> tf.Tensor:
@@ -115,11 +118,11 @@ class GradientAccumulator(tf.Module):
             instead. Zeros if the counts are 0.
         """
         sums: list[tf.Tensor] = [tf.convert_to_tensor(total) for total in self._sums]
-        count, calls = (all_reduce_sum(tf.convert_to_tensor(state)) for state in (self._count, self._given))
+        count, numbers = (all_reduce_sum(tf.convert_to_tensor(variable)) for variable in (self._count, self._given))
         sums = sums if part else all_reduce_sum(sums)
         means: list[Gradient] = [tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in sums]
         if tf.executing_eagerly():
-            means = [mean if number else None for mean, number in zip(means, calls.numpy())]
+            means = [mean if number else None for mean, number in zip(means, numbers.numpy())]
         return means
 
     def reset(self) -> None:

@@ -26,9 +26,9 @@ def mix_datasets(
     Each batch comes from one dataset, drawn with probability `p_k / sum_j p_j`: `p_k` is `weights[k]`, or
     `n_k^(1 / temperature)` with `n_k` the number of batches of dataset `k` (Devlin, "Multilingual BERT", 2018, writes
     the exponent as `S = 1 / temperature`). Temperature 1 samples in proportion to size; a high temperature samples
-    evenly. The choice is a function of `seed`, the number of passes so far and the position in the pass. A pass, one epoch,
-    has as many batches as all datasets together; a dataset that runs out starts again. One of known length that is drawn
-    for fewer batches than it has begins at another place in each pass, so that all of it is seen in the long run.
+    evenly. The choice is a function of `seed`, the number of passes so far and the position in the pass. A pass, that is, an
+    epoch, has as many batches as all datasets together; a dataset that runs out starts again. A dataset of known length that
+    is drawn less often than it has batches starts at a random position in each pass, so that all of it is used eventually.
 
     The other heads have no labels in a batch: their targets are placeholders with a sample weight of 0. These heads are
     idle, and neither their forward nor their backward pass is computed.
@@ -64,7 +64,7 @@ def mix_datasets(
 
     @no_autograph
     def in_pass(draw: tf.Tensor) -> tf.data.Dataset:
-        """The batches of a pass, for which a number is drawn."""
+        """The batches of a pass; `draw` is a random number of this pass."""
 
         @no_autograph
         def choose(position: tf.Tensor) -> tf.Tensor:
@@ -74,8 +74,8 @@ def mix_datasets(
         parts = [dataset.repeat() for dataset in labelled]
         for k, (name, probability) in enumerate(zip(names, probabilities)):
             if total is not None and probability * total < lengths[name]:
-                of_part = tf.stack([draw, tf.constant(-1 - k, tf.int64)])
-                parts[k] = parts[k].skip(tf.random.stateless_uniform([], of_part, 0, lengths[name], tf.int64))
+                part_seed = tf.stack([draw, tf.constant(-1 - k, tf.int64)])
+                parts[k] = parts[k].skip(tf.random.stateless_uniform([], part_seed, 0, lengths[name], tf.int64))
         return tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.counter().map(choose))
 
     passes = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)

@@ -5,7 +5,7 @@ saved with the trainer), never of time, so a resumed run repeats an uninterrupte
 forward and backward pass are not computed, and it does not change.
 
 A turn of heads that cannot train, because they have no labels in the update, a weight of 0, or are made idle, passes on to
-others that can: otherwise no update would be applied, and the turn would never end. Nothing is made up for later.
+others that can: otherwise no update would be applied, and the turn would never end. A missed turn is not made up for.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Together(Schedule):
 
 
 class _ByTurns(Schedule):
-    """Has a number of turns for each head."""
+    """A schedule with a number of turns per head."""
 
     def __init__(self, turns: Mapping[str, float], check: Callable[[str, object], float]) -> None:
         super().__init__()

@@ -176,7 +176,7 @@ def find_problems(
 
 
 def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
-    """Why a row must have all of its labels or none, and what to do: a loss or metrics that do not declare what they read."""
+    """The loss and metrics that do not say what they read: why a row needs all of its labels or none, and what to do."""
     if spec.loss.is_undeclared:
         why = f"the loss {spec.loss.name!r} may compare a label with the others of its row"
         yield why, "Pass `couples_rows=False` to `add_head` if each of its values depends on its own labels alone."

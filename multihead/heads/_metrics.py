@@ -26,8 +26,8 @@ from multihead.losses._known import (
     aligned,
     aligned_shape,
     is_keras,
+    keras_object,
     known,
-    of_keras,
     spread,
     with_columns,
 )
@@ -330,7 +330,7 @@ def _check_arguments(spec: Metric, head: str) -> None:
 
 def metric_of(spec: Metric, head: str) -> Metric:
     """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
-    return of_keras(keras.metrics, spec, f"`metrics` of head {head!r} must be Keras metrics or their names", _BY_SHAPE)
+    return keras_object(keras.metrics, spec, f"`metrics` of head {head!r} must be Keras metrics or their names", _BY_SHAPE)
 
 
 def log_name(spec: Metric) -> str:

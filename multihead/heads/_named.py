@@ -165,7 +165,7 @@ class NamedHead:
         return self.trains_encoder and any(map(has_gradients, tf.nest.flatten(self.read(representation))))
 
     def predict(self, representation: Nested, targets: Tensor, *, training: bool, step: Tensor = None) -> tf.Tensor:
-        """The module's predictions for the loss; with teacher forcing, the module also reads the targets that the loss gets."""
+        """The module's predictions for the loss; with teacher forcing, the module also reads the targets of the loss."""
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training, step=step)

@@ -1,4 +1,4 @@
-"""A loss of Keras as sums and counts of elements."""
+"""Losses as sums and counts over elements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import precision_of, unchecked, where
 from multihead._ground.types import Config, Function, Loss, Tensor
 from multihead._ground.validation import in_short
-from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, known, of_keras, with_columns
+from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, keras_object, known, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -75,14 +75,14 @@ class ElementLoss:
         function: `function(y_true, y_pred)`.
         ignore_label: A label that marks an element without a label, or None.
         original: The loss as passed by the user, for the configuration.
-        known: The properties of the function, or None if it is not Keras's own. Its elements are then determined by its
-            values: one per prediction, or one per row, step or example (the first axes of the predictions).
-        is_apart: Whether each value is known to depend on its own labels alone, as those of most of Keras's losses do.
+        known: The properties of the function, or None if it is not Keras's own. The shape of its values then determines the
+            elements: one per prediction, or one per row, step or example (the first axes of the predictions).
+        is_apart: Whether each value is known to depend only on its own labels, as in most of Keras's losses.
 
     Attributes:
-        couples_rows: What the user has declared: whether a value may depend on other rows of its batch; None for nothing.
-        is_total: Whether it gives one number for all rows; known once `value_rank` was called.
-        has_count: Whether it returns a sum and a count; known once `value_rank` was called.
+        couples_rows: The user's declaration whether a value may depend on other rows of its batch; None without one.
+        is_total: Whether it returns one number for all rows; known after `value_rank` was called.
+        has_count: Whether it returns a sum and a count; known after `value_rank` was called.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class ElementLoss:
 
     @property
     def over(self) -> str | None:
-        """What one value reads: `"elements"`, `"rows"` or `"classes"`; None if it is not known."""
+        """What one value reads: `"elements"`, `"rows"` or `"classes"`; None if unknown."""
         return None if self.known is None else self.known.over
 
     @property
     def is_undeclared(self) -> bool:
-        """Whether nothing is known of what a value depends on, neither by the loss's class nor by a declaration."""
+        """Whether neither the loss's class nor a declaration tells what a value depends on."""
         return self.couples_rows is None and not self.is_apart
 
     @property
     def takes_labelled_rows(self) -> bool:
-        """Whether it is called without the rows that have no label, so that whatever it compares has labels."""
+        """Whether it gets only the rows that have a label, so that everything it compares has one."""
         return bool(self.couples_rows) or self.is_undeclared or self.is_total
 
     def value_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
-        """How many of the predictions' axes (at least two) tell elements apart: the rank of the values, or 1 for a number.
+        """The number of axes of the predictions (which have at least two) that index elements; 1 for a single number.
 
         Raises:
             ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values that do not
@@ -133,14 +133,14 @@ class ElementLoss:
             return int(shape.rank) - (self.over != ELEMENTS)
         key = (targets.dtype, tuple(targets.shape[1:]), predictions.dtype, tuple(predictions.shape[1:]))
         if key not in self._ranks:
-            # A unique number of rows, so that they are not taken for columns, as in `[6] - [6, 6]`.
+            # No other axis has this number of rows, so that they are not taken for columns, as in `[6] - [6, 6]`.
             rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
             specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
             with tf.init_scope():
-                self._ranks[key] = self._found_rank(*specs)
+                self._ranks[key] = self._computed_rank(*specs)
         return self._ranks[key]
 
-    def _found_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
+    def _computed_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
         failures: list[Exception] = []
 
         def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -150,9 +150,9 @@ class ElementLoss:
                 failures.append(error)
                 raise
 
-        def zeros(spec: tf.TensorSpec) -> tf.Tensor:  # open sizes are larger than the number of rows, to distinguish them
-            open_size = spec.shape[0] + (not self.couples_rows)
-            return tf.zeros([open_size if size is None else size for size in spec.shape], spec.dtype)
+        def zeros(spec: tf.TensorSpec) -> tf.Tensor:  # unknown sizes are larger than the number of rows, to tell both apart
+            unknown_size = spec.shape[0] + (not self.couples_rows)
+            return tf.zeros([unknown_size if size is None else size for size in spec.shape], spec.dtype)
 
         try:
             if self.runs_eagerly:
@@ -181,9 +181,9 @@ class ElementLoss:
         return max(int(values.shape.rank), 1)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        """The loss of each element: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
+        """The losses of the elements, in the shape of the predictions or of their first axes (`[batch, 1]` for `[batch]`).
 
-        If the loss gives one number for all rows, it is their sum.
+        If the loss returns one number for all rows, it is their sum.
         """
         values, _ = self.terms(targets, predictions)
         if not values.shape.rank:
@@ -192,7 +192,7 @@ class ElementLoss:
         return tf.expand_dims(values, -1) if self.over == ELEMENTS and values.shape.rank < rank else values
 
     def terms(self, targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Sums and counts; for counts of 1, None. A `ValueError` if they do not have the shape of elements."""
+        """Sums and counts; None for counts of 1. A `ValueError` if they do not have the shape of elements."""
         predictions = tf.convert_to_tensor(predictions)
         if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
             predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
@@ -208,16 +208,16 @@ class ElementLoss:
             targets, predictions = tf.expand_dims(targets, -1), with_logits(lambda t: tf.expand_dims(t, -1), predictions)
         returned = call_users(self._function, targets, predictions)
         pair = returned if isinstance(returned, (tuple, list)) and len(returned) == 2 else (returned,)
-        values, *counts = (tf.convert_to_tensor(each) for each in pair)
+        values, *counts = (tf.convert_to_tensor(part) for part in pair)
         if self.known is None:
-            values, *counts = (_without_kept_axes(each, shape) for each in (values, *counts))
+            values, *counts = (_without_kept_axes(part, shape) for part in (values, *counts))
         mask = keras_mask(values)
-        if self.couples_rows and mask is not None and not counts:  # rows that Keras does not count either
+        if self.couples_rows and mask is not None and not counts:  # Keras does not count the masked rows either
             values, counts, mask = where(mask, values, 0.0), [mask], None
         rank = values.shape.rank
         is_one = rank == 0 and bool(counts or self.couples_rows)
         fits = is_one or (rank and values.shape.is_compatible_with(shape[:rank]))
-        fits = fits and all(each.shape.rank == rank and each.shape.is_compatible_with(values.shape) for each in counts)
+        fits = fits and all(count.shape.rank == rank and count.shape.is_compatible_with(values.shape) for count in counts)
         if not fits or mask is not None:
             with_mask = "" if mask is None else " and a mask of their own"
             with_mask += f" and counts of shape {counts[0].shape}" if counts else ""
@@ -230,17 +230,17 @@ class ElementLoss:
                 "the same shape; for one that compares the rows of a batch, pass `couples_rows=True` to `add_head`."
             )
         dtype = precision_of([predictions.dtype])
-        values, counts = tf.cast(values, dtype), [tf.cast(each, dtype) for each in counts]
-        if is_one and not counts:  # the mean over the rows
+        values, counts = tf.cast(values, dtype), [tf.cast(count, dtype) for count in counts]
+        if is_one and not counts:  # from a mean over the rows to their sum
             values *= tf.cast(tf.shape(predictions)[0], dtype)
-        elif self.couples_rows and self.known is None and rank > 1:  # only rows as a whole have labels
+        elif self.couples_rows and self.known is None and rank > 1:  # labels belong to whole rows
             reduce = tf.reduce_sum if counts else tf.reduce_mean
-            values, *counts = (reduce(each, axis=list(range(1, rank))) for each in (values, *counts))
+            values, *counts = (reduce(part, axis=list(range(1, rank))) for part in (values, *counts))
         return values, counts[0] if counts else None
 
 
 def no_loss() -> ElementLoss:
-    """Stands in for the loss of predictions that are not trained: its elements are the axes shared with the targets."""
+    """The loss of a head that is not trained: zeros, with the axes that targets and predictions share as elements."""
 
     def shared_axes(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         rank = min(targets.shape.rank, predictions.shape.rank)
@@ -256,7 +256,7 @@ class ReductionError(ValueError):
 
 
 def _without_kept_axes(values: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Values without their last axes of size 1 where the predictions' `shape` has others, as `keepdims` leaves them."""
+    """Values without the last axes of size 1 that `keepdims` leaves where the predictions' `shape` has other sizes."""
     rank = kept = values.shape.rank or 0
     has_others = rank > shape.rank or any(one == 1 and other != 1 for one, other in zip(values.shape, shape))
     while has_others and kept > 1 and values.shape[kept - 1] == 1:
@@ -265,7 +265,7 @@ def _without_kept_axes(values: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def get(loss: Loss) -> ElementLoss:
-    """Makes an `ElementLoss` from anything that Keras accepts as a loss.
+    """The `ElementLoss` for anything that Keras accepts as a loss.
 
     Args:
         loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss`, its configuration as a dict, or
@@ -277,7 +277,7 @@ def get(loss: Loss) -> ElementLoss:
     """
     original = loss
     if isinstance(loss, (str, dict)):
-        loss = of_keras(keras.losses, loss, "`loss` must be a Keras loss")
+        loss = keras_object(keras.losses, loss, "`loss` must be a Keras loss")
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()
     if isinstance(loss, keras.losses.Loss):
@@ -290,16 +290,16 @@ def get(loss: Loss) -> ElementLoss:
                 "a head count for more, pass `weight=` to `add_head`."
             )
         name = str(loss.name or type(loss).__name__)
-        if type(loss).__call__ is not keras.losses.Loss.__call__:  # which is what Keras calls, and need not use `call`
+        if type(loss).__call__ is not keras.losses.Loss.__call__:  # which Keras calls, and which need not use `call`
             return ElementLoss(loss, name, None, original)
         if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
-            return _of_keras(loss.fn, name, original, options_of(loss))
+            return _keras_loss(loss.fn, name, original, options_of(loss))
         properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
         is_apart = is_keras(type(loss).call) and type(loss).__name__.lower() not in COMPARING
         ignored = getattr(loss, "ignore_label", None)
         return ElementLoss(loss.call, name, ignored, original, properties, is_apart=is_apart)
     if is_keras(loss):
-        return _of_keras(loss, loss.__name__, original, {})
+        return _keras_loss(loss, loss.__name__, original, {})
     if callable(loss):
         return ElementLoss(loss, getattr(loss, "__name__", type(loss).__name__), None, original)
     raise TypeError(
@@ -308,8 +308,8 @@ def get(loss: Loss) -> ElementLoss:
     )
 
 
-def _of_keras(function: Function, name: str, original: Loss, options: Config) -> ElementLoss:
-    """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
+def _keras_loss(function: Function, name: str, original: Loss, options: Config) -> ElementLoss:
+    """The loss of a function of Keras with keyword arguments; its `ignore_class` becomes the `ignore_label`."""
     properties, ignored = known(function, options), options.pop("ignore_class", None)
     is_apart = function.__name__ not in COMPARING
     return ElementLoss(functools.partial(function, **options), name, ignored, original, properties, is_apart=is_apart)

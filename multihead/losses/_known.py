@@ -14,32 +14,32 @@ from multihead._ground.types import Config, Function, Layer, Loss, Tensor
 from multihead._ground.validation import did_you_mean, names_known_to, normalized, quoted, stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
-"""The part of the predictions that one value of a function depends on.
+"""What one value of a function depends on.
 
 - `"elements"`: one target and one prediction; the function is the mean of such terms over the last axis.
-- `"rows"`: all targets and predictions along the last axis, which cannot be taken apart.
+- `"rows"`: all targets and predictions along the last axis.
 - `"classes"`: one class number, and the predictions along the last axis.
 """
 
 DIFFERENCES, RATIOS = "differences", "ratios"
 
 TOLERANCE = 0.01
-"""How far a prediction may be outside of the range, and the sum of a row from 1, for rounding."""
+"""How far rounding may move a prediction out of its range, and the sum of a row away from 1."""
 
 
 class Known(NamedTuple):
-    """A known function."""
+    """The properties of a function of Keras."""
 
     over: str  # `ELEMENTS`, `ROWS` or `CLASSES`
-    low: float | None = None  # the smallest label that it takes, or None
-    high: float | None = None  # the largest, or None. Class numbers end where the predictions' last axis does.
-    # For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides each row by
-    # its sum. None for other functions.
+    low: float | None = None  # the smallest label that it takes, if there is one
+    high: float | None = None  # the largest, if there is one; the predictions' last axis limits class numbers
+    # The largest prediction that a function of probabilities takes: 1, or infinite if Keras divides each row by its sum.
+    # None for other functions.
     largest: float | None = None
-    has_logits: bool = False  # whether such a function can also take logits, with `from_logits=True`
+    has_logits: bool = False  # whether a function of probabilities can also take logits, with `from_logits=True`
     positive: bool = False  # whether it is meant for numbers of at least 0, although it takes others
-    # What it depends on, besides a factor: `DIFFERENCES` or `RATIOS` of labels and predictions. A loss of differences can be
-    # one of targets that are moved and divided, a loss of ratios of those that are divided only, others of neither.
+    # What it depends on, up to a factor: `DIFFERENCES` or `RATIOS` of labels and predictions. A loss of differences makes
+    # sense for targets that are shifted and divided, a loss of ratios for those that are only divided, others for neither.
     depends_on: str | None = None
 
 
@@ -70,9 +70,9 @@ FUNCTIONS = {name: properties for properties, names in _BY_PROPERTIES.items() fo
 """The properties of losses and metrics, functions and classes, by their names with underscores."""
 
 COMPARING = ("circle", "dice", "tversky")
-"""The losses of Keras that compare the rows of a batch with each other, or divide by what they all have."""
+"""The losses of Keras that compare the rows of a batch with each other, or divide by a sum over all of them."""
 
-_OF_PROBABILITIES = {
+_LARGEST_PREDICTIONS = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy", "kl_divergence"), 1.0),
     **dict.fromkeys(("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"), 1.0),
     **dict.fromkeys(("categorical_crossentropy", "categorical_focal_crossentropy"), float("inf")),
@@ -85,45 +85,47 @@ def is_keras(function: object) -> bool:
 
 
 def known(function: Function, options: Config | None = None) -> Known | None:
-    """The properties of a function of Keras with some keyword arguments; None for other functions."""
+    """The properties of a function of Keras with these keyword arguments; None for other functions."""
     options = options or {}
     if not is_keras(function) or options.get("axis", -1) not in (-1, (-1,), [-1]):
         return None
     name = getattr(function, "__name__", "")
-    found = FUNCTIONS.get(name)
-    if found is None or options.get("from_logits", False) or name not in _OF_PROBABILITIES:
-        return found
-    return found._replace(largest=_OF_PROBABILITIES[name], has_logits="crossentropy" in name)
+    properties = FUNCTIONS.get(name)
+    if properties is None or options.get("from_logits", False) or name not in _LARGEST_PREDICTIONS:
+        return properties
+    return properties._replace(largest=_LARGEST_PREDICTIONS[name], has_logits="crossentropy" in name)
 
 
-def of_keras(module: Layer, given: Loss, rule: str, more: Iterable[str] = ()) -> Loss:
-    """What `keras.losses` or `keras.metrics` has for a name or a configuration; `more` names are those of the library."""
-    found, cause = None, None
+def keras_object(module: Layer, identifier: Loss, rule: str, more: Iterable[str] = ()) -> Loss:
+    """The object of `keras.losses` or `keras.metrics` for a name or a configuration; `more` are further valid names."""
+    resolved, cause = None, None
     try:
-        found = module.get(given)
+        resolved = module.get(identifier)
     except (ValueError, TypeError, KeyError) as error:
         cause = error
-    if callable(found):  # Keras 2 returns some names that it does not know
-        return found
+    if callable(resolved):  # Keras 2 returns some names that it does not know
+        return resolved
     names = names_known_to(module.get, module, more)
-    name = given.get("class_name") if isinstance(given, Mapping) else given
+    name = identifier.get("class_name") if isinstance(identifier, Mapping) else identifier
     hint = did_you_mean([name], names, "Pass one of these, an object of Keras, or a function of (y_true, y_pred).")
     if normalized(name) in ONLY_KERAS_3:
         hint = "Keras 3 has it; with Keras 2, pass a function of (y_true, y_pred) that computes it."
-    raise ValueError(f"{rule}. Received: {given!r}, which Keras does not know; it has {quoted(names)}. {hint}") from cause
+    raise ValueError(
+        f"{rule}. Received: {identifier!r}, which Keras does not know; it has {quoted(names)}. {hint}"
+    ) from cause
 
 
 def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf.Tensor) -> tf.Tensor:
-    """The values of a loss, if the predictions are probabilities where the loss takes those; an error if they are not.
+    """The values of a loss; an error if it takes probabilities and the predictions are none.
 
-    Compiled by XLA, which has no errors, the values are NaN instead, so that the update is not applied.
+    XLA cannot raise errors: there, the values are NaN, so that the update is skipped.
     """
     largest = None if loss.known is None else loss.known.largest
     if largest is None or are_probabilities(predictions):
         return values
     predictions = tf.cast(predictions, tf.float32)
     low, high = tf.reduce_min(predictions), tf.reduce_max(predictions)
-    holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # what is NaN is reported with the loss
+    holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # NaN is reported with the loss
     if in_xla():
         return where(holds, values, float("nan"))
     rule = f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from "
@@ -140,7 +142,7 @@ def remedy(loss: Loss) -> str:
     return f"If they are logits, pass a loss with `from_logits=True`; otherwise, end the module with a {activation}."
 
 
-# The shapes of targets and predictions. `rank` is the number of axes that tell elements apart; an element has one value of a
+# The shapes of targets and predictions. `rank` is the number of axes that index the elements; an element has one value of a
 # loss. Further axes of the targets lie within an element, such as a row's classes.
 
 
@@ -152,7 +154,7 @@ def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
 def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:
     """The shape of targets with the axes that a loss, or a metric, expects for predictions of a shape.
 
-    Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
+    Class numbers lose a last axis of size 1. Other targets get one if only that is missing: `[batch]` for `[batch, 1]`.
     """
     if over == CLASSES:
         return targets[:-1] if targets.rank == shape.rank and targets[-1] in (1, None) else targets
@@ -161,13 +163,13 @@ def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | No
 
 
 def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
-    """Targets of the shape that `aligned_shape` gives."""
+    """Targets in their `aligned_shape`."""
     change = aligned_shape(targets.shape, shape, over).rank - targets.shape.rank
     return tf.expand_dims(targets, -1) if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
 
 
 def sizes(targets: tf.Tensor, rank: int) -> Tensor:
-    """How many elements there are along each axis, as numbers if they are known."""
+    """The number of elements along each axis: a static shape if it is known, otherwise a tensor."""
     shape = targets.shape[:rank]
     if shape.is_fully_defined():
         return shape
@@ -177,14 +179,16 @@ def sizes(targets: tf.Tensor, rank: int) -> Tensor:
 def spread(values: tf.Tensor, targets: tf.Tensor, rank: int) -> tf.Tensor:
     """Values for all elements, from values for their first axes.
 
-    The number of rows must be that of the targets: XLA omits other checks, but fails in this reshape.
+    The reshape takes the number of rows from the targets, so that another number fails even in XLA, which omits checks.
     """
-    of_elements = sizes(targets, rank)
+    element_shape = sizes(targets, rank)
     ones = [1] * (rank - values.shape.rank)
-    return tf.broadcast_to(tf.reshape(values, tf.concat([of_elements[:1], tf.shape(values)[1:], ones], axis=0)), of_elements)
+    return tf.broadcast_to(
+        tf.reshape(values, tf.concat([element_shape[:1], tf.shape(values)[1:], ones], axis=0)), element_shape
+    )
 
 
 def with_inner(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Values of the elements with an axis of one for each of the targets' axes within an element."""
+    """Values of the elements, with an axis of size 1 for each axis of the targets within an element."""
     ones = [1] * (targets.shape.rank - values.shape.rank)
     return tf.reshape(values, tf.concat([tf.shape(values), ones], axis=0)) if ones else values
