@@ -1,4 +1,4 @@
-"""Learning rates and weight decay by part: how far an update moves each variable, as a factor of the optimizer's step.
+"""Learning rates and weight decay by part: a factor of the optimizer's step for each variable.
 
 An update of a variable is `v_new = v_old + factor * (v_opt - v_old)`, where `v_opt` is the value that the optimizer would
 give it. The factor multiplies the applied step, weight decay included, because Adam and its relatives undo a factor of the
@@ -51,7 +51,7 @@ class AbstractRate(ABC):
 
     @abstractmethod
     def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
-        """One factor for each of some variables of a module, which is the encoder or a head's."""
+        """One factor for each of the variables of a module, the encoder's or a head's."""
 
     @classmethod
     def from_config(cls, config: Config) -> AbstractRate:
@@ -64,9 +64,9 @@ class LayerwiseDecay(AbstractRate):
     """Factors that decrease with the distance from the top of a module.
 
     Of `D` layers, layer `d` (from 0, the lowest) has the factor `top * decay ** (D - 1 - d)`. The layers are those of the
-    module with trainable variables, in Keras's order: that of the computation in a functional or sequential model, otherwise
-    that in which they became attributes. A model among them counts as its own layers, any other layer as one, whatever it
-    contains. Variables that the module itself owns count to the lowest layer.
+    module with trainable variables, in Keras's order: in the order of the computation in a functional or sequential model,
+    otherwise in the order in which they became attributes. A model among them counts as its own layers, any other layer as
+    one layer, whatever it contains. Variables that the module itself owns belong to the lowest layer.
 
     Args:
         decay: The ratio of neighboring layers' factors, above 0 and at most 1.
@@ -113,12 +113,12 @@ class ByPath(AbstractRate):
     """Factors by the variables' paths: the names of the layers from the module down, such as `encoder/dense/kernel`.
 
     Args:
-        factors: A dict from regular expressions to factors: the first that is found in the path decides, and a variable
-            without any has the factor 1. Or a function from the path to a factor.
+        factors: A dict from regular expressions to factors: the first that matches a part of the path decides, and a
+            variable that none matches has the factor 1. Or a function from the path to a factor.
 
     Raises:
         ValueError: A factor is negative or not finite, or a regular expression is invalid or, once the variables are known,
-            in none of their paths.
+            matches none of their paths.
         TypeError: `factors` is neither a dict nor a function.
 
     Example:
@@ -150,10 +150,10 @@ class ByPath(AbstractRate):
 
     def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
         paths = variable_paths(module)
-        own = [paths.get(id(tensor_variable(each)), variable_name(each)) for each in variables]
+        own_paths = [paths.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
         if callable(self._factors):
-            return [check_factor(f"factors({path!r})", self._factors(path)) for path in own]
-        known = list(dict.fromkeys([*own, *paths.values()]))
+            return [check_factor(f"factors({path!r})", self._factors(path)) for path in own_paths]
+        known = list(dict.fromkeys([*own_paths, *paths.values()]))
         absent = [pattern for pattern in self._factors if not any(re.search(pattern, path) for path in known)]
         if absent:
             parts = [*(part for path in known for part in path.split("/")), *known]
@@ -162,17 +162,17 @@ class ByPath(AbstractRate):
                 f"{quoted(absent)}; the paths are {quoted(known, most=20)}. "
                 f"{did_you_mean(absent, parts, 'Correct it, or leave it out.')}"
             )
-        found = {path: [pattern for pattern in self._factors if re.search(pattern, path)] for path in known}
+        matches = {path: [pattern for pattern in self._factors if re.search(pattern, path)] for path in known}
         for pattern, factor in self._factors.items():
-            first = {patterns[0] for patterns in found.values() if pattern in patterns}
-            if pattern not in first and any(self._factors[each] != factor for each in first):
+            first = {patterns[0] for patterns in matches.values() if pattern in patterns}
+            if pattern not in first and any(self._factors[other] != factor for other in first):
                 warnings.warn(
                     f"`factors` has a key without effect: {pattern!r}. The first key that is found in a path decides, and "
                     f"{quoted(sorted(first))} comes before it. Put {pattern!r} first, or leave it out.",
                     UserWarning,
                     stacklevel=2,
                 )
-        return [check_factor("factors", self._factors[found[path][0]]) if found[path] else 1.0 for path in own]
+        return [check_factor("factors", self._factors[matches[path][0]]) if matches[path] else 1.0 for path in own_paths]
 
     def get_config(self) -> Config:
         return {"factors": keras.saving.serialize_keras_object(self._factors)}
@@ -184,8 +184,8 @@ class Stages:
 
     The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
     backward pass; each period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above
-    1, a period begins with the first execution at or after its step. Steps are counted over the life of a trainer: after
-    training of 3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
+    1, a period begins with the first execution at or after its step. Steps are counted over the lifetime of a trainer: after
+    3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
 
     Args:
         stages: A dict from steps to the factors from this step on: numbers, functions of the step, `LayerwiseDecay` or
@@ -207,7 +207,7 @@ class Stages:
                 "`stages` must be a dict from steps to factors. "
                 f"Received: stages={stages!r}. Pass, for example, {{0: 0, 1000: 0.1}}."
             )
-        # A saved dict has strings for keys.
+        # A dict that was saved has strings as keys.
         steps = [int(step) if isinstance(step, str) and step.isdigit() else step for step in stages]
         are_whole = all(isinstance(step, int) and not isinstance(step, bool) for step in steps)
         if not are_whole or steps[:1] != [0] or sorted(set(steps)) != steps:
@@ -226,16 +226,16 @@ class Stages:
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
-        return {"stages": {str(step): keras.saving.serialize_keras_object(each) for step, each in self.stages.items()}}
+        return {"stages": {str(step): keras.saving.serialize_keras_object(factors) for step, factors in self.stages.items()}}
 
     @classmethod
     def from_config(cls, config: Config) -> Stages:
         """Creates an instance from the result of `get_config`."""
-        return cls({step: keras.saving.deserialize_keras_object(each) for step, each in config["stages"].items()})
+        return cls({step: keras.saving.deserialize_keras_object(factors) for step, factors in config["stages"].items()})
 
 
 def check_rate(argument: str, rate: object) -> Rate:
-    """Returns the factors of a part; raises as `check_factor` if they have none of the forms of this module's docstring."""
+    """Returns the factors of a part; raises like `check_factor` if they have none of the forms in the module's docstring."""
     return rate if isinstance(rate, (Stages, AbstractRate)) else check_factor(argument, rate)
 
 
@@ -254,7 +254,7 @@ def check_factor(argument: str, factor: object) -> Factor:
 
 
 def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
-    """Factors at a step: numbers, and scalars in at least float32 for functions of it, each of which is called once."""
+    """Factors at a step: numbers, and for functions, each called once, scalars in at least float32."""
     known: dict[Factor, tf.Tensor] = {}
     for factor in dict.fromkeys(factor for factor in factors if callable(factor)):
         value = _called(factor, step)
@@ -278,7 +278,7 @@ def largest(factors: Sequence[Factor]) -> Factor:
     if not changing:
         return constant
     return lambda step: tf.reduce_max(
-        [tf.constant(constant, tf.float64), *(tf.cast(_called(each, step), tf.float64) for each in changing)]
+        [tf.constant(constant, tf.float64), *(tf.cast(_called(factor, step), tf.float64) for factor in changing)]
     )
 
 
@@ -287,7 +287,7 @@ def _times(factor: Factor, number: float) -> Factor:
 
 
 def _called(factor: Callable[[Tensor], Tensor], step: tf.Tensor) -> tf.Tensor:
-    """What a function of the step returns, in at least float32."""
+    """The result of a function of the step, in at least float32."""
     value = tf.convert_to_tensor(call_users(factor, step))
     return tf.cast(value, precision_of([value.dtype]))
 
@@ -296,8 +296,8 @@ class Rates(NamedTuple):
     """The factors in one period of training, in which the same variables are frozen."""
 
     start: int  # the step at which the period begins
-    steps: tuple[Factor, ...]  # the factor of the applied step of each variable of the network
-    decays: tuple[Factor, ...]  # the factor of the optimizer's weight decay of each variable
+    steps: tuple[Factor, ...]  # for each variable of the network, the factor of the applied step
+    decays: tuple[Factor, ...]  # for each variable, the factor of the optimizer's weight decay
     positions: tuple[tuple[int, ...], ...]  # the positions of the encoder's variables, and of each head's own, among these
 
     @property
@@ -306,19 +306,19 @@ class Rates(NamedTuple):
         return frozenset(i for i, factor in enumerate(self.steps) if factor == 0)
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """`[1 + num_heads]`: the largest factor of the encoder's variables, and of each head's own; 0 without any."""
+        """`[1 + num_heads]`: the largest factor of the encoder's variables, and of each head's own; 0 without variables."""
         values = values_at([largest([self.steps[i] for i in positions]) for positions in self.positions], step)
         return tf.stack([tf.cast(value, tf.float32) for value in values])
 
 
 def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[Rates, ...]:
-    """The factors of all variables, from those of the encoder and of the heads, in the order of the periods.
+    """The factors of all variables in each period, from those of the encoder and of the heads.
 
-    The encoder's factors are those of all its variables, whichever head's module also contains them. A variable that only
+    The encoder's variables have the encoder's factors, even if a head's module also contains them. A variable that only
     heads share has the largest of their factors. A weighting's variables have the factor 1.
 
     Raises:
-        ValueError: In one of the periods, everything is frozen.
+        ValueError: Everything is frozen in one of the periods.
     """
     rates = [encoder_rate, *(head.learning_rate_multiplier for head in network.heads)]
     decays = [encoder_decay, *(head.weight_decay_multiplier for head in network.heads)]
@@ -326,9 +326,9 @@ def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[R
     positions = (tuple(range(num_encoder)), *(tuple(num_encoder + i for i in own) for own in network.own))
     periods = []
     for start in sorted({0, *(step for rate in (*rates, *decays) if isinstance(rate, Stages) for step in rate.stages)}):
-        steps, of_decay = _of_variables(network, rates, start), _of_variables(network, decays, start)
-        periods.append(Rates(start=start, steps=steps, decays=of_decay, positions=positions))
-        if steps and all(factor == 0 for factor in steps):
+        step_factors, decay_factors = _variable_factors(network, rates, start), _variable_factors(network, decays, start)
+        periods.append(Rates(start=start, steps=step_factors, decays=decay_factors, positions=positions))
+        if step_factors and all(factor == 0 for factor in step_factors):
             raise ValueError(
                 "`learning_rate_multiplier` and `encoder_learning_rate_multiplier` must leave something to train at every "
                 f"step. Received: everything is frozen from step {start} on. Give the encoder or a head a factor above 0."
@@ -336,21 +336,22 @@ def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[R
     return tuple(periods)
 
 
-def _of_variables(network: Any, rates: Sequence[Rate], step: int) -> tuple[Factor, ...]:
+def _variable_factors(network: Any, rates: Sequence[Rate], step: int) -> tuple[Factor, ...]:
     """The factor of each variable in the period of a step, from the rates of the encoder and of the heads."""
     variables = network.variables
     parts = [(network.encoder, list(range(len(variables.encoder))), variables.encoder)]
     for head, positions in zip(network.heads, network.own):
-        # Its loss may read variables of other modules, too.
-        own = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
+        # A head's loss may also read variables of other modules.
+        own = {id(tensor_variable(variable)) for variable in getattr(head.module, "trainable_variables", [])}
         positions = [i for i in positions if id(tensor_variable(variables.heads[i])) in own]
         parts.append((head.module, positions, [variables.heads[i] for i in positions]))
-    found: list[list[Factor]] = []
-    for (module, _, of_module), rate in zip(parts, rates):
+    part_factors: list[list[Factor]] = []
+    for (module, _, own_variables), rate in zip(parts, rates):
         rate = rate.at(step) if isinstance(rate, Stages) else rate
-        found.append(rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module))
-    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
-    for (_, positions, _), factors in zip(parts[1:], found[1:]):
+        is_uniform = not isinstance(rate, AbstractRate)
+        part_factors.append([rate] * len(own_variables) if is_uniform else rate.factors(module, own_variables))
+    head_factors: list[list[Factor]] = [[] for _ in variables.heads]
+    for (_, positions, _), factors in zip(parts[1:], part_factors[1:]):
         for i, factor in zip(positions, factors):
-            of_heads[i].append(factor)
-    return (*found[0], *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
+            head_factors[i].append(factor)
+    return (*part_factors[0], *(largest(factors) for factors in head_factors), *(1.0 for _ in variables.weighting))

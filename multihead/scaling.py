@@ -1,4 +1,4 @@
-"""Scaled targets: a head is trained on scaled targets, and predicts and is measured in the targets' own units.
+"""Scaled targets: a head is trained on scaled targets, but predicts and is measured in the targets' own units.
 
 `add_head(target_scaling=)` takes one of these, its name, or a Keras layer that can be inverted:
 
@@ -29,7 +29,7 @@ from multihead.losses._known import aligned, aligned_shape, with_columns, with_i
 __all__ = ["Log", "Standardize", "get"]
 
 Numbers = Any
-"""One number, or one for each column; None: learned."""
+"""One number, or one per column; None: learned."""
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -59,33 +59,33 @@ class Standardize:
 
     def __init__(self, mean: Numbers = None, deviation: Numbers = None, *, by_column: bool = True) -> None:
         self.by_column = bool(by_column)
-        self.above: float | None = None  # the number that labels must be above
-        self.valid = 0.0  # a label that can be changed
+        self.above: float | None = None  # labels must be above this number
+        self.valid = 0.0  # a label for which `change` is defined
         self.mean = self.deviation = None
         if mean is None and deviation is None:
             return
-        found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
-        are_numbers = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size for each in found)
-        is_valid = are_numbers and all(np.isfinite(each).all() for each in found) and (found[1] > 0).all()
-        if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
+        numbers = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+        are_numbers = all(number.dtype.kind in "iuf" and number.ndim <= 1 and number.size for number in numbers)
+        is_valid = are_numbers and all(np.isfinite(number).all() for number in numbers) and (numbers[1] > 0).all()
+        if not is_valid or len({number.shape for number in numbers if number.ndim}) > 1:
             raise ValueError(
                 "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
                 f"targets, the deviation above 0. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither "
                 "to learn them."
             )
-        self.mean, self.deviation = (np.asarray(each, "float64").tolist() for each in np.broadcast_arrays(*found))
+        self.mean, self.deviation = (np.asarray(number, "float64").tolist() for number in np.broadcast_arrays(*numbers))
 
     @property
     def only_divides(self) -> bool:
-        """Whether it divides by numbers that are given, and moves nothing."""
+        """Whether it only divides, by known numbers, and does not shift labels."""
         return self.mean is not None and not np.any(self.mean)
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
-        """The labels, `[batch, ...]` and float64, before they are standardized."""
+        """The labels, `[batch, ...]` in float64, transformed as they are before they are standardized."""
         return labels
 
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
-        """The inverse of `change`, for floating tensors of any dtype."""
+        """The inverse of `change`, for floating-point tensors of any dtype."""
         return changed
 
     def get_config(self) -> Config:
@@ -98,8 +98,8 @@ class Standardize:
         return cls(**config)
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
-        return f"scaling.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        changed = {name: value for name, value in self.get_config().items() if value is not None and value is not True}
+        return f"scaling.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -111,8 +111,8 @@ class Log(Standardize):
     estimate the geometric mean of the labels, which lies below their mean.
 
     Args:
-        shift: What is added to the labels before the logarithm; all labels must be above `-shift`. 1 for counts, whose
-            smallest is 0.
+        shift: The number that is added to the labels before the logarithm; all labels must be above `-shift`. 1 for counts,
+            whose smallest is 0.
         mean: The mean of `log(y + shift)`: a number, or one for each column of the targets; None: it is learned, as in
             `Standardize`.
         deviation: Its standard deviation; given if and only if `mean` is.
@@ -139,7 +139,7 @@ class Log(Standardize):
 
     @property
     def only_divides(self) -> bool:
-        """Never: logarithms are no parts of the labels."""
+        """False: a logarithm does more than divide."""
         return False
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
@@ -154,12 +154,12 @@ class Log(Standardize):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Linear(Standardize):
-    """What a `Rescaling` does, `z = (y - mean) / deviation` with numbers that need not be a mean and a deviation."""
+    """The scaling of a `Rescaling`: `z = (y - mean) / deviation`, where the numbers need not be a mean and a deviation."""
 
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByLayer(Standardize):
-    """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
+    """Trains on the targets after a Keras layer with a method `inverse`: `z = layer(y)`, `y = layer.inverse(z)`."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(0.0, 1.0)
@@ -167,12 +167,12 @@ class ByLayer(Standardize):
 
     @property
     def only_divides(self) -> bool:
-        """Not known: the layer may do anything."""
+        """False: it is unknown what the layer does."""
         return False
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
-        given = tf.cast(labels, self.layer.compute_dtype or labels.dtype)
-        return tf.cast(call_module(self.layer, given, training=False), labels.dtype)
+        inputs = tf.cast(labels, self.layer.compute_dtype or labels.dtype)
+        return tf.cast(call_module(self.layer, inputs, training=False), labels.dtype)
 
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
         return tf.cast(self.layer.inverse(tf.cast(changed, self.layer.compute_dtype or changed.dtype)), changed.dtype)
@@ -189,7 +189,7 @@ _NAMES: dict[str, type[Standardize]] = {"standardize": Standardize, "log": Log}
 
 
 def get(scaling: object) -> Standardize | None:
-    """Returns the scaling for what `add_head(target_scaling=)` takes; None for None.
+    """The scaling for a value of `add_head(target_scaling=)`; None for None.
 
     Raises:
         ValueError: `scaling` is a string that is not one of these names.
@@ -202,8 +202,8 @@ def get(scaling: object) -> Standardize | None:
     if isinstance(scaling, keras.layers.Normalization) and not scaling.invert:
         mean, variance = scaling.input_mean, scaling.input_variance
         if mean is None and scaling.built:
-            mean, variance = (np.asarray(tf.identity(each)) for each in (scaling.adapt_mean, scaling.adapt_variance))
-            if not mean.any() and (variance == 1).all():  # as they are before `adapt`
+            mean, variance = (np.asarray(tf.identity(variable)) for variable in (scaling.adapt_mean, scaling.adapt_variance))
+            if not mean.any() and (variance == 1).all():  # their values before `adapt`
                 mean = None
         if mean is None:
             return Standardize(by_column=scaling.axis != ())
@@ -221,38 +221,39 @@ def get(scaling: object) -> Standardize | None:
 
 
 class TargetScaling(keras.layers.Layer):
-    """The scaling of a head's targets; mean and deviation are float64 variables, given or learned once `known` is 1."""
+    """The scaling of a head's targets; mean and deviation are float64 variables, and `known` is 0 until they are learned."""
 
     def __init__(self, head: str, scaling: Standardize) -> None:
         super().__init__(name="target_scaling", dtype="float32", trainable=False)
         self.head, self.scaling = head, scaling
         self.layer: Layer = scaling.layer if isinstance(scaling, ByLayer) else None  # saved with this layer
-        # Before the head is built, and until they are learned, 0 and 1 stand in for the numbers, where only shapes matter.
+        # 0 and 1 are placeholders before the head is built, and until the numbers are learned, when only shapes matter.
         self.mean: Variable = np.asarray(0.0 if scaling.mean is None else scaling.mean, "float64")
         self.deviation: Variable = np.asarray(1.0 if scaling.mean is None else scaling.deviation, "float64")
         self.known: Variable = None
 
     @property
-    def present(self) -> Standardize:
-        """The scaling with the mean and the deviation as they are now; those that are not learned yet are None."""
+    def current(self) -> Standardize:
+        """The scaling with its current mean and deviation; None for those that are not learned yet."""
         if self.scaling.mean is not None or self.known is None:
             return self.scaling
         with tf.init_scope():
-            mean, deviation, known = (tf.convert_to_tensor(each).numpy() for each in (self.mean, self.deviation, self.known))
+            variables = (self.mean, self.deviation, self.known)
+            mean, deviation, known = (tf.convert_to_tensor(variable).numpy() for variable in variables)
         if not known:
             return self.scaling
-        mean, deviation = (each.item() if each.size == 1 else each.tolist() for each in (mean, deviation))
+        mean, deviation = (number.item() if number.size == 1 else number.tolist() for number in (mean, deviation))
         return type(self.scaling)(**{**self.scaling.get_config(), "mean": mean, "deviation": deviation})
 
     def build_for(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, over: str | None) -> None:
-        """Creates the variables, once; an error if the columns do not fit the predictions, or what was given or seen."""
+        """Creates the variables, once; an error if the columns do not fit the predictions or the known numbers."""
         shape, learns = with_columns(predictions.shape), self.scaling.mean is None
         seen = aligned_shape(targets.shape, shape, over)
         wanted = tuple(self.mean.shape)
         if self.known is None and learns and seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None:
             wanted = (seen[-1],)
         width = wanted[0] if wanted else 1
-        fits = seen.rank == shape.rank and {seen[-1], shape[-1]} <= {None, width}  # a size may be open
+        fits = seen.rank == shape.rank and {seen[-1], shape[-1]} <= {None, width}  # a size may be unknown
         if width != 1 and not fits:
             raise ValueError(
                 f"`target_scaling` of head {self.head!r} must have one mean and deviation for each column of its targets, "
@@ -284,7 +285,7 @@ class TargetScaling(keras.layers.Layer):
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
         """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count."""
         changed, counts = self.changed(targets, weights, predictions, over)
-        mean, deviation = (tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (self.mean, self.deviation))
+        mean, deviation = self._numbers(tf.float64)
         scaled = (changed - mean) / deviation
         dtype = tf.float64 if tf.float64 in (targets.dtype, predictions.dtype) else tf.float32
         scaled = tf.cast(where(counts, scaled, tf.zeros_like(scaled)), dtype)
@@ -293,7 +294,7 @@ class TargetScaling(keras.layers.Layer):
     def changed(
         self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Targets before they are standardized, float64 with an axis of columns, and which count; see `scale`."""
+        """Targets before they are standardized, in float64 with an axis of columns, and which of them count; see `scale`."""
         seen = aligned(targets, with_columns(predictions.shape), over)
         counts = tf.broadcast_to(with_inner((weights > 0) & (weights < float("inf")), seen), tf.shape(seen))
         valid = tf.constant(self.scaling.valid, tf.float64)
@@ -307,5 +308,9 @@ class TargetScaling(keras.layers.Layer):
                 f"{predictions}. Let the module, or its `generate`, return the scaled targets that it predicts."
             )
         mask, dtype = keras_mask(predictions), tf.float64 if predictions.dtype == tf.float64 else tf.float32
-        mean, deviation = (tf.cast(tf.convert_to_tensor(each), dtype) for each in (self.mean, self.deviation))
+        mean, deviation = self._numbers(dtype)
         return with_keras_mask(self.scaling.undo(tf.cast(predictions, dtype) * deviation + mean), mask)
+
+    def _numbers(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+        """The mean and the deviation."""
+        return tf.cast(tf.convert_to_tensor(self.mean), dtype), tf.cast(tf.convert_to_tensor(self.deviation), dtype)

@@ -12,7 +12,7 @@ from multihead import weighting as weightings
 from multihead._data.call import FitCall, gives_batches, read
 from multihead._data.reading import as_arrays
 from multihead._display.trainer import modules_by_role, print_summary
-from multihead._formats.from_model import compiled_of, parts_of
+from multihead._formats.from_model import compiled_arguments, split_model
 from multihead._formats.saving import SavedTrainer
 from multihead._ground.calls import InMode
 from multihead._ground.keras import Untracked, check_one_step, tensor_variable, validates_during_fit
@@ -135,8 +135,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             >>> trainer = MultiHeadTrainer.from_model(model)
             >>> trainer.compile(balancer="UPGrad")
         """
-        encoder, parts = parts_of(model, representation)
-        compiled = compiled_of(model, list(parts))
+        encoder, parts = split_model(model, representation)
+        compiled = compiled_arguments(model, list(parts))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
         trainer = cls(encoder, heads, name=model.name)
         trainer._name_of_model = Untracked(str(model.name))

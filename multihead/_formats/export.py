@@ -1,4 +1,4 @@
-"""Exports heads as one standalone SavedModel: their variables and lookup tables, and the names of inputs and outputs."""
+"""Exports heads as one standalone SavedModel, with their variables and lookup tables, and with named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from multihead.heads._named import NamedHead
 
 Step = Function | None
 
-# The names of arguments that TensorFlow does not change.
+# Names of arguments that TensorFlow leaves unchanged.
 _NAME = re.compile(r"(?!self$)[A-Za-z](\w*[A-Za-z0-9])?_?", re.ASCII)
 
 
@@ -76,16 +76,16 @@ def export_heads(
     ranks = {path: spec.shape.rank for path, spec in _by_path(encoder_specs).items()}
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = inputs_of_model = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
+        encoder_inputs = model_inputs = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
         if preprocess is not None:
-            given = call_module(preprocess, given, training=False)
-            found = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
-            if found.keys() != ranks.keys() or any(each.shape.rank not in (None, ranks[k]) for k, each in found.items()):
+            encoder_inputs = call_module(preprocess, encoder_inputs, training=False)
+            leaves = {path: value for path, value in _by_path(encoder_inputs).items() if isinstance(value, tf.Tensor)}
+            if leaves.keys() != ranks.keys() or any(leaf.shape.rank not in (None, ranks[k]) for k, leaf in leaves.items()):
                 raise ValueError(
-                    f"`preprocess` must return the encoder's inputs: {encoder_specs}. Received: {given}. "
+                    f"`preprocess` must return the encoder's inputs: {encoder_specs}. Received: {encoder_inputs}. "
                     "Change its result; `to_tensor()` converts a ragged tensor to a dense one."
                 )
-        representation = call_module(encoder, given, training=False)
+        representation = call_module(encoder, encoder_inputs, training=False)
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
             step = generators[head.name]
@@ -95,7 +95,7 @@ def export_heads(
                 output = head.in_units(call_users(step, head.read(representation)))
             step = finishers[head.name]
             if step is not None:
-                output = call_module(step, output, *([inputs_of_model] if _reads_inputs(step) else []), training=False)
+                output = call_module(step, output, *([model_inputs] if _reads_inputs(step) else []), training=False)
             own = output if isinstance(output, Mapping) else {head.name: output}  # a dict keeps its keys
             if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
                 raise ValueError(
@@ -114,11 +114,11 @@ def export_heads(
 
     used = [preprocess, *generators.values(), *finishers.values()]
     used += [part for head in heads for part in (head.module, head.scaling)]
-    parts = [encoder, *(each for each in used if each is not None)]
+    parts = [encoder, *(part for part in used if part is not None)]
     layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]
-    with temporarily("use_cudnn", [(layer, False) for layer in layers]):  # kernels for GPUs alone would not run anywhere
+    with temporarily("use_cudnn", [(layer, False) for layer in layers]):  # GPU kernels would not run on a CPU
         signature = graph_function(answer).get_concrete_function(**named)
-    # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
+    # A plain module: if it contained layers, Keras 2 would trace each of them again and write data that only Keras reads.
     exported = tf.Module()
     exported.holds = [*signature.variables, *_tables(signature, parts)]
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
@@ -138,7 +138,7 @@ def _with_dtypes_of(encoder: Layer, specs: Nested) -> Nested:
 
 
 def _steps(argument: str, steps: Step | Mapping[str, Step], heads: Sequence[str]) -> dict[str, Step]:
-    """One function or None for each head, from a function for a single head or a dict by head name."""
+    """For each head a function or None, from a function for a single head or a dict by head name."""
     if isinstance(steps, Mapping):
         check_head_names(argument, steps, heads)
     elif steps is not None and len(heads) > 1:
@@ -155,16 +155,16 @@ def _reads_inputs(postprocess: Function) -> bool:
     if isinstance(postprocess, keras.layers.Layer):
         return False
     parameters = inspect.signature(postprocess).parameters.values()
-    needed = [each for each in parameters if each.default is each.empty and each.kind <= each.POSITIONAL_OR_KEYWORD]
+    needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
     return len(needed) == 2
 
 
 def _by_path(nest: Nested, path: str = "") -> Config:
-    """The leaves of a nest by their keys and positions (`inputs` for a single tensor), in the order of `tf.nest.flatten`."""
+    """The leaves of a nest by their keys and indices (`inputs` for a single tensor), in the order of `tf.nest.flatten`."""
     if isinstance(nest, Mapping):
         parts = [(f"{path}_{key}" if path else str(key), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, (tuple, list)):
-        parts = [(f"{path or 'inputs'}_{place}", value) for place, value in enumerate(nest)]
+        parts = [(f"{path or 'inputs'}_{index}", value) for index, value in enumerate(nest)]
     else:
         return {path or "inputs": nest}
     return {name: leaf for inner, value in parts for name, leaf in _by_path(value, inner).items()}
@@ -173,7 +173,7 @@ def _by_path(nest: Nested, path: str = "") -> Config:
 def _tables(
     traced: tf.types.experimental.ConcreteFunction, parts: Sequence[Layer]
 ) -> list[tf.saved_model.experimental.TrackableResource]:
-    """The lookup tables that a traced function uses, among what its parts refer to."""
+    """The lookup tables that a traced function uses, found among the objects that its parts refer to."""
     variables = {id(variable.handle) for variable in traced.variables}
     needed = {id(tensor) for tensor in traced.captured_inputs if tensor.dtype == tf.resource} - variables
     tables = []

@@ -1,4 +1,4 @@
-"""A Keras model with several outputs, taken apart into an encoder and heads on the same layers."""
+"""A Keras model with several outputs, split into an encoder and heads on the same layers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from multihead.heads._metrics import log_name
 from multihead.heads._reads import Reads
 
 
-def parts_of(model: Layer, representation: str | Sequence[str] | None) -> tuple[keras.Model, dict[str, tuple[Layer, Reads]]]:
-    """Takes a functional model apart where its outputs' ways part, or at the layers whose outputs are the representation.
+def split_model(
+    model: Layer, representation: str | Sequence[str] | None
+) -> tuple[keras.Model, dict[str, tuple[Layer, Reads]]]:
+    """Splits a functional model where the paths to its outputs diverge, or after the layers that form the representation.
 
     Returns:
-        The encoder, from the inputs to the representation, which is one tensor or a dict of several; and by the name of an
-        output the layers from the representation to it, with what they read of a dict (None: all).
+        The encoder, from the inputs to the representation, which is one tensor or a dict of several; and, by output name,
+        the layers from the representation to the output, with the entries of the representation that they read (None: all).
     """
     outputs = _outputs_of(model)
     last = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
@@ -45,7 +47,7 @@ def parts_of(model: Layer, representation: str | Sequence[str] | None) -> tuple[
     nodes = nodes_in_order(outputs.values())
     behind = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
-        in_encoder = {id(node) for node in nodes if sum(id(node) in found for found in behind.values()) > 1}
+        in_encoder = {id(node) for node in nodes if sum(id(node) in ancestors for ancestors in behind.values()) > 1}
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
@@ -97,31 +99,31 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
 
 
 def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> list[Tensor]:
-    """The symbolic tensors that the layers of some names return."""
+    """The symbolic tensors that the layers with these names return."""
     wanted = [names] if isinstance(names, str) else list(names)
-    found = {layer_of(node).name: node for node in nodes}
-    unknown = [name for name in wanted if name not in found]
+    nodes_by_name = {layer_of(node).name: node for node in nodes}
+    unknown = [name for name in wanted if name not in nodes_by_name]
     if unknown or not wanted:
         raise ValueError(
             "`representation` must be the name of a layer on the way to the outputs, or a list of names. Received: "
-            f"representation={names!r}. The layers of {model.name!r} are {quoted(found)}; for a layer inside of a nested "
-            "model, name the nested model."
+            f"representation={names!r}. The layers of {model.name!r} are {quoted(nodes_by_name)}; for a layer inside of a "
+            "nested model, name the nested model."
         )
-    return [tensor for name in wanted for tensor in outputs_of(found[name])]
+    return [tensor for name in wanted for tensor in outputs_of(nodes_by_name[name])]
 
 
 def _keys(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Symbolic tensors by unique names: those of their layers, with a number where a layer returns several."""
-    found: dict[str, Tensor] = {}
+    """Symbolic tensors by unique names: their layers', with a number if a layer returns several."""
+    named: dict[str, Tensor] = {}
     for tensor in tensors:
         name = str(layer_of(node_of(tensor)).name).replace("/", "_")
-        taken = [key for key in found if key == name or key.rpartition("_")[0] == name]
-        found[f"{name}_{len(taken)}" if name in found else name] = tensor
-    return found
+        taken = [key for key in named if key == name or key.rpartition("_")[0] == name]
+        named[f"{name}_{len(taken)}" if name in named else name] = tensor
+    return named
 
 
 def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[Layer, Reads]:
-    """The layers from the representation to an output as a model, and what it reads of the representation."""
+    """The layers from the representation to an output, as a model, and the part of the representation that it reads."""
     nodes = nodes_in_order([output], boundary.values())
     read = {id(tensor) for node in nodes for tensor in inputs_of(node)} or {id(output)}
     keys = [key for key, tensor in boundary.items() if id(tensor) in read]
@@ -136,29 +138,30 @@ def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[La
     return with_masks_of_layers(module), reads
 
 
-def compiled_of(model: Layer, names: Sequence[str]) -> dict[str, Config]:
-    """What a model was compiled with, by the name of an output: the arguments `loss`, `weight` and `metrics` of a head.
+def compiled_arguments(model: Layer, names: Sequence[str]) -> dict[str, Config]:
+    """By output name, a head's `loss`, `weight`, `metrics` and `weighted_metrics` from the arguments of `model.compile`.
 
-    An output without a loss has None. Metrics are copies, which do not share their state with the model.
+    The loss is None for an output without one. Metrics are copies, which do not share their state with the model's.
     """
     options = compiled_with(model)
     losses = _by_output(model, "loss", options.get("loss"), for_all=True)
     weights = _by_output(model, "loss_weights", options.get("loss_weights"), for_all=False)
-    found = {}
+    arguments = {}
     metrics = {argument: _metrics_of(model, argument, options.get(argument)) for argument in ("metrics", "weighted_metrics")}
-    for place, (name, output) in enumerate(zip(names, model.output_names)):
-        loss, taken = losses[place], set[str]()
-        found[name] = {"loss": loss}
-        for argument, each in metrics.items():
-            found[name][argument] = [_unshared(metric, output, taken) for metric in each[place] if metric is not None]
-            taken |= {log_name(metric) for metric in found[name][argument]}
+    for i, (name, output) in enumerate(zip(names, model.output_names)):
+        loss, taken = losses[i], set[str]()
+        arguments[name] = {"loss": loss}
+        for argument, metrics_by_output in metrics.items():
+            specs = [spec for spec in metrics_by_output[i] if spec is not None]
+            arguments[name][argument] = [_unshared(spec, output, taken) for spec in specs]
+            taken |= {log_name(metric) for metric in arguments[name][argument]}
         if loss is not None:
-            found[name]["weight"] = 1.0 if weights[place] is None else _number(weights[place], name)
-    return found
+            arguments[name]["weight"] = 1.0 if weights[i] is None else _number(weights[i], name)
+    return arguments
 
 
 def _number(weight: float | Variable, name: str) -> float:
-    """The weight of an output's loss; a `ValueError` for a variable, whose next values nobody would see."""
+    """The weight of an output's loss; a `ValueError` for a variable, whose later values would be ignored."""
     if isinstance(weight, (tf.Variable, getattr(keras, "Variable", tf.Variable))):
         raise ValueError(
             f"`model` must be compiled with numbers as `loss_weights`. Received: {weight!r} for {name!r}. Pass a number; to "
@@ -168,9 +171,9 @@ def _number(weight: float | Variable, name: str) -> float:
 
 
 def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
-    """A copy of a metric of an output, without the name of the output, which Keras 2 puts in front.
+    """A copy of an output's metric, whose name has no prefix with the name of the output, as Keras 2 adds.
 
-    As on Keras 3, the name of a weighted metric begins with `weighted_` if another one has it already.
+    As on Keras 3, the name of a weighted metric begins with `weighted_` if another metric has its name already.
     """
     name = log_name(metric).removeprefix(f"{output}_")
     if name in taken:
@@ -182,31 +185,31 @@ def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
     return type(metric).from_config({**metric.get_config(), "name": name})
 
 
-def _by_output(model: Layer, argument: str, given: Any, *, for_all: bool) -> list[Any]:
-    """What `compile` was given for each output of a model, in the order of `tf.nest.flatten`; None for no output.
+def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> list[Any]:
+    """An argument of `compile` for each output of a model, in the order of `tf.nest.flatten`; None for an output without it.
 
-    That is a dict by name, or by key, of an output; a list; or one value, maybe `for_all`.
+    The argument is a dict by name, or by key, of an output; a list; or one value, which may be `for_all` outputs.
     """
     count = len(tf.nest.flatten(model.output))
-    if given is None:
+    if value is None:
         return [None] * count
-    if isinstance(given, Mapping):
+    if isinstance(value, Mapping):
         for names in (_keys(tf.nest.flatten(model.output)), _outputs_of(model)):
-            if set(given) <= set(names):
-                return [given.get(name) for name in names]
-    elif isinstance(given, (list, tuple)):
-        if len(given) == count:
-            return list(given)
+            if set(value) <= set(names):
+                return [value.get(name) for name in names]
+    elif isinstance(value, (list, tuple)):
+        if len(value) == count:
+            return list(value)
     elif for_all:
-        return [given] * count
+        return [value] * count
     remedy = f"Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
-    if any(isinstance(each, (Mapping, list, tuple)) for each in _values(model.output)):
+    if any(isinstance(output, (Mapping, list, tuple)) for output in _values(model.output)):
         remedy = (
             "The outputs are nested: build `keras.Model(model.inputs, ...)` again with a dict that has no others in it, "
             f"which shares all layers, and pass `{argument}` by its keys."
         )
     raise ValueError(
-        f"`model` must be compiled with `{argument}` for its outputs. Received: {argument}={given!r}, and the outputs "
+        f"`model` must be compiled with `{argument}` for its outputs. Received: {argument}={value!r}, and the outputs "
         f"{quoted(_outputs_of(model))}. {remedy}"
     )
 
@@ -216,14 +219,14 @@ def _values(structure: Nested) -> Iterable[Nested]:
     return structure.values() if isinstance(structure, Mapping) else structure
 
 
-def _metrics_of(model: Layer, argument: str, given: Any) -> list[list[MetricIdentifier]]:
+def _metrics_of(model: Layer, argument: str, metrics: Any) -> list[list[MetricIdentifier]]:
     """The metrics of each output."""
     count = len(tf.nest.flatten(model.output))
-    is_list = isinstance(given, (list, tuple))
-    is_nested = is_list and any(isinstance(each, (list, tuple, Mapping)) for each in given)
-    is_one_each = is_list and not METRICS_OF_A_LIST_ARE_FOR_ALL and len(given) == count
-    if given is None or isinstance(given, Mapping) or is_nested or is_one_each:
-        given = _by_output(model, argument, given, for_all=False)
+    is_list = isinstance(metrics, (list, tuple))
+    is_nested = is_list and any(isinstance(spec, (list, tuple, Mapping)) for spec in metrics)
+    is_one_each = is_list and not METRICS_OF_A_LIST_ARE_FOR_ALL and len(metrics) == count
+    if metrics is None or isinstance(metrics, Mapping) or is_nested or is_one_each:
+        metrics = _by_output(model, argument, metrics, for_all=False)
     else:
-        given = [given] * count
-    return [list(each) if isinstance(each, (list, tuple)) else [] if each is None else [each] for each in given]
+        metrics = [metrics] * count
+    return [list(specs) if isinstance(specs, (list, tuple)) else [] if specs is None else [specs] for specs in metrics]

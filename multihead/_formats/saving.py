@@ -37,10 +37,10 @@ class SavedTrainer(keras.Model):
             ValueError: `filepath` does not end in `.keras`.
         """
         if not os.fspath(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
-            given = f", save_format={kwargs['save_format']!r}" if "save_format" in kwargs else ""
+            format_text = f", save_format={kwargs['save_format']!r}" if "save_format" in kwargs else ""
             raise ValueError(
                 "`filepath` must end in '.keras', the one format that holds a trainer whole. Received: "
-                f"filepath={os.fspath(filepath)!r}{given}. Use `save_weights` for weights, `export` for a SavedModel."
+                f"filepath={os.fspath(filepath)!r}{format_text}. Use `save_weights` for weights, `export` for a SavedModel."
             )
         super().save(filepath, overwrite, **kwargs)
 
@@ -56,7 +56,7 @@ class SavedTrainer(keras.Model):
 
     def get_config(self) -> Config:
         """The constructor's arguments and the heads."""
-        # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
+        # Keras marks an object as shared only when it meets it again, so everything is serialized twice.
         for _ in range(2):
             encoder = keras.saving.serialize_keras_object(self.encoder)
             heads = [head.get_config() for head in self._setup.heads]
@@ -70,10 +70,10 @@ class SavedTrainer(keras.Model):
         restore = partial(keras.saving.deserialize_keras_object, custom_objects=objects)
         with input_shapes_kept():
             trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
-            for head in config["heads"]:
-                known = [trainer.encoder, *(each.module for each in trainer.heads.values())]
-                arguments = restored_apart(partial(_restored, head, restore), known)
-                if is_functional(arguments["module"]):  # as `from_model` makes it
+            for head_config in config["heads"]:
+                known = [trainer.encoder, *(head.module for head in trainer.heads.values())]
+                arguments = restored_apart(partial(_restored, head_config, restore), known)
+                if is_functional(arguments["module"]):  # as `from_model` makes them
                     with_masks_of_layers(arguments["module"])
                 trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
@@ -98,14 +98,14 @@ class SavedTrainer(keras.Model):
         load_as_arrays(self.metrics)  # Keras loads these next
 
     def _not_saved_by_keras(self) -> Iterator[tuple[str, tf.Variable]]:
-        """By unique names, variables of modules that are no Keras layers, and the seeds of layers, to draw as before."""
+        """By unique names, the variables of modules that are not Keras layers, and the seeds of layers."""
         for name, module in (("encoder", self.encoder), *((f"head_{head.name}", head.module) for head in self._setup.heads)):
             if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
                 yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
             yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
 
     def get_build_config(self) -> Config:
-        """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
+        """The specs of the batches that the trainer was built for; heads that were added since are built first."""
         self._build()
         specs = None if self._shapes.specs is None else tuple(self._shapes.specs)
         return {"specs": encode_specs(specs), "run_eagerly": self._runs_eagerly}
@@ -121,8 +121,8 @@ class SavedTrainer(keras.Model):
         options, serialize = self._setup.options, keras.saving.serialize_keras_object
         if options is None:
             return None
-        given = {key: serialize(value) for key, value in vars(options).items()}
-        return {"optimizer": serialize(self.optimizer), **given, **options.for_keras()}
+        arguments = {key: serialize(value) for key, value in vars(options).items()}
+        return {"optimizer": serialize(self.optimizer), **arguments, **options.for_keras()}
 
     def compile_from_config(self, config: Config) -> None:
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
@@ -192,12 +192,12 @@ class SavedTrainer(keras.Model):
             heads: The name of a head, or a list of names; None: all heads.
 
         Returns:
-            A model with the encoder's inputs and, as outputs, a dict by head name; of one head given by its name, its output
-            alone, as tools for models with one output need it.
+            A model with the encoder's inputs and, as outputs, a dict by head name; if `heads` is a single name, only this
+            head's output, as tools for models with one output need it.
 
         Raises:
-            ValueError: There is no such head, it is not built yet, its scaling is not learned yet or made of a layer of your
-                own, it generates its output (`teacher_forcing`), or a module cannot be part of a functional model.
+            ValueError: There is no such head, it is not built yet, its scaling is not learned yet or is a layer of your own,
+                it generates its output (`teacher_forcing`), or a module cannot be part of a functional model.
         """
         chosen = self._chosen(heads, "to_keras")
         specs = None if self._shapes.specs is None else self._shapes.specs.inputs
@@ -205,7 +205,7 @@ class SavedTrainer(keras.Model):
             return keras_model(self.encoder, chosen, specs, self.name, alone=isinstance(heads, str))
 
     def _chosen(self, heads: str | Sequence[str] | None, method: str) -> list[NamedHead]:
-        """The heads that a method was given, built and with known scalings."""
+        """The heads for a method, which must be built and have learned scalings."""
         known = self._setup.all_names
         names = known if heads is None else [heads] if isinstance(heads, str) else list(heads)
         for name in names or (heads,):
@@ -221,5 +221,5 @@ class SavedTrainer(keras.Model):
 
 
 def _restored(config: Config, restore: Function) -> Config:
-    """The values of a configuration, each restored."""
+    """A configuration with its values restored."""
     return {key: restore(value) for key, value in config.items()}

@@ -1,4 +1,4 @@
-"""A plain functional Keras model of the encoder and heads, on the same layers, without this library in it."""
+"""A plain functional Keras model of the encoder and heads, on the same layers, that does not need this library."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from multihead.heads._named import NamedHead
 
 
 def keras_model(encoder: Layer, heads: Sequence[NamedHead], specs: Nested, name: str, *, alone: bool) -> keras.Model:
-    """The model: see `MultiHeadTrainer.to_keras`. `specs` are those of the inputs, or None; `alone`: of a single head."""
+    """The model of `MultiHeadTrainer.to_keras`. `specs`: those of the inputs, if known; `alone`: output without a dict."""
     for head in heads:
         if head.teacher_forcing:
-            others = [each.name for each in heads if not each.teacher_forcing]
+            others = [other.name for other in heads if not other.teacher_forcing]
             raise ValueError(
                 f"`heads` must predict by one call of their module. Received: {head.name!r}, which generates its output "
                 f"step by step (teacher_forcing=True). Export it, `trainer.export(path, {head.name!r})`, and pass the "
@@ -31,10 +31,10 @@ def keras_model(encoder: Layer, heads: Sequence[NamedHead], specs: Nested, name:
                 f"scaled by the layer {head.scaling.scaling.layer.name!r}; its `inverse` is no layer. Export the head, "
                 f"`trainer.export(path, {head.name!r})`, or use scaling.Standardize or scaling.Log."
             )
-    for nested in (False, True):  # one graph of all layers; models in a model where two layers have the same name
+    for nested in (False, True):  # one graph of all layers, or nested models if two layers have the same name
         inputs, representation = _encoded(encoder, specs, nested=nested)
         outputs = {head.name: _output(head, representation, nested=nested) for head in heads}
-        layers = {id(each): each.name for each in map(layer_of, nodes_in_order(outputs.values()))}
+        layers = {id(layer): layer.name for layer in map(layer_of, nodes_in_order(outputs.values()))}
         if len(set(layers.values())) == len(layers):
             break
     return keras.Model(inputs, outputs[heads[0].name] if alone else outputs, name=name)
@@ -46,7 +46,7 @@ def _graph_of(module: Layer) -> tuple[Nested, Nested] | None:
         return None
     if not getattr(module, "inputs", None) or not getattr(module, "outputs", None):
         return None
-    if any(each.shape.rank == 0 or each.shape[0] is not None for each in map(_shaped, module.inputs)):
+    if any(spec.shape.rank == 0 or spec.shape[0] is not None for spec in map(_shaped, module.inputs)):
         return None  # a sequence of layers that was built for batches of one size
     if type(module) is keras.Sequential:
         return module.inputs[0], module.outputs[0]
@@ -77,42 +77,42 @@ def _encoded(encoder: Layer, specs: Nested, *, nested: bool) -> tuple[Nested, Ne
     return inputs, _called("`encoder`", encoder, inputs)
 
 
-def _called(whose: str, module: Layer, given: Nested) -> Nested:
-    """What a module makes of symbolic tensors: its layers become those of the graph, if it is a graph or a sequence."""
+def _called(whose: str, module: Layer, arguments: Nested) -> Nested:
+    """The outputs of a module for symbolic tensors; the layers of a functional or sequential model join the graph."""
     if type(module) is keras.Sequential:
         for layer in module.layers:
-            given = _called(whose, layer, given)
-        return given
+            arguments = _called(whose, layer, arguments)
+        return arguments
     graph = _graph_of(module)
     if graph is None:
         try:
-            return module(given)
+            return module(arguments)
         except Exception as error:
             raise ValueError(
                 f"{whose} must be a layer or a model of Keras that can be part of a functional model. Received: "
                 f"{type(module).__name__}. Make it a `keras.Model(inputs, outputs)` or a `keras.layers.Layer`, or use "
                 f"`trainer.export(path)`. It says: {in_short(error)}"
             ) from error
-    inputs, outputs = (tf.nest.flatten(each) for each in graph)
-    tensors = {id(old): new for old, new in zip(inputs, tf.nest.flatten(given))}
+    inputs, outputs = (tf.nest.flatten(nest) for nest in graph)
+    tensors = {id(old): new for old, new in zip(inputs, tf.nest.flatten(arguments))}
     for node in nodes_in_order(outputs, inputs):
         tensors.update({id(old): new for old, new in zip(outputs_of(node), called_again(node, tensors))})
-    return tf.nest.map_structure(lambda each: tensors[id(each)], graph[1])
+    return tf.nest.map_structure(lambda tensor: tensors[id(tensor)], graph[1])
 
 
 def _output(head: NamedHead, representation: Nested, *, nested: bool) -> Tensor:
-    """What a head predicts, in the units of its targets."""
-    whose, given = f"The module of head {head.name!r}", head.read(representation)
+    """The predictions of a head, in the units of its targets."""
+    whose, head_inputs = f"The module of head {head.name!r}", head.read(representation)
     if nested:
-        inputs = tf.nest.map_structure(lambda each: keras.Input(batch_shape=tuple(each.shape), dtype=each.dtype), given)
-        output = keras.Model(inputs, _called(whose, head.module, inputs), name=f"{head.name}_module")(given)
+        inputs = tf.nest.map_structure(lambda t: keras.Input(batch_shape=tuple(t.shape), dtype=t.dtype), head_inputs)
+        output = keras.Model(inputs, _called(whose, head.module, inputs), name=f"{head.name}_module")(head_inputs)
     else:
-        output = _called(whose, head.module, given)
+        output = _called(whose, head.module, head_inputs)
     if head.scaling is None:
         return output
-    known = head.scaling.present
+    known = head.scaling.current
     dtype = "float64" if "float64" in str(output.dtype) else "float32"
-    deviation, mean = (np.asarray(each, "float64").tolist() for each in (known.deviation, known.mean))
+    deviation, mean = (np.asarray(number, "float64").tolist() for number in (known.deviation, known.mean))
     output = keras.layers.Rescaling(deviation, mean, dtype=dtype, name=f"unscaled_{head.name}")(output)
     if isinstance(known, scaling.Log):
         output = keras.layers.Activation("exponential", dtype=dtype, name=f"exponential_{head.name}")(output)

@@ -68,7 +68,7 @@ def warn_of_model(name: str, heads: Sequence[NamedHead]) -> None:
 
 def unfitted_heads(heads: Sequence[NamedHead]) -> list[NamedHead]:
     """The heads whose scaling of targets is still to be learned."""
-    return [head for head in heads if head.scaling is not None and head.scaling.present.mean is None]
+    return [head for head in heads if head.scaling is not None and head.scaling.current.mean is None]
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:

@@ -38,12 +38,12 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     Args:
         monitor: The name in the logs of each head's metric, by head name. Heads that are not named are trained to the end
             and do not count. None: `val_{head}_loss` of all heads.
-        min_delta: The smallest change that is an improvement; a number, or numbers by head name.
+        min_delta: The smallest change that counts as an improvement; a number, or numbers by head name.
         patience: The number of epochs without an improvement after which a head is idle.
         verbose: 1 prints a line when a head becomes idle, when training stops and when weights are restored.
         mode: `"min"`, `"max"` or `"auto"`, or these by head name. `"auto"` knows losses and Keras's own metrics.
-        restore_best_weights: Whether to keep the weights of the best epochs, in the memory of the host, and to set the
-            encoder and all heads at the end to those of the epoch with the best `val_score`.
+        restore_best_weights: Whether to keep the weights of the best epochs, in host memory, and to restore those of the
+            epoch with the best `val_score` at the end, for the encoder and all heads.
         start_from_epoch: Epochs before this one do not count.
         idle: Whether a head that has stopped improving becomes idle. False: it continues to be trained, and training stops
             when no head has improved for `patience` epochs.
@@ -54,12 +54,12 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         best_epoch: The epoch of each head's best metric.
         best_score: The best `val_score`.
         best_score_epoch: The epoch of the best `val_score`.
-        score_name: The name of the score in the logs: `val_score`, or `score` if all metrics are those of training.
+        score_name: The name of the score in the logs: `val_score`, or `score` if all metrics are training metrics.
         idle_heads: The heads that are idle.
         stopped_epoch: The epoch after which training was stopped; 0 if it was not.
 
     Raises:
-        ValueError: An option is out of range or names an unknown head, or the direction of a metric is not known.
+        ValueError: An option is out of range or names an unknown head, or the direction of a metric is unknown.
 
     Source: delta_m by Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
     """
@@ -92,8 +92,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 "`min_delta` must be a finite number, or a dict of these by head name. Received: "
                 f"min_delta={min_delta!r}. Pass, for example, 0.001."
             )
-        for each in mode.values() if isinstance(mode, Mapping) else [mode]:
-            check_choice("mode", each, ("auto", "min", "max"))
+        for choice in mode.values() if isinstance(mode, Mapping) else [mode]:
+            check_choice("mode", choice, ("auto", "min", "max"))
         bases = single_task or {}
         if not isinstance(bases, Mapping) or not all(is_number(base) and base != 0 for base in bases.values()):
             raise ValueError(
@@ -116,7 +116,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self.best_score_epoch: int | None = None
         self._last: dict[str, float] = {}  # the last metric, other than NaN, of each head that has had one
         self._rows: dict[int, dict[str, float]] = {}
-        self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, with None, of the score
+        self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, for None, of the score
         self.idle_heads: list[str] = []
         self.stopped_epoch = 0
 
@@ -190,8 +190,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         """Called by Keras."""
         logs = {} if logs is None else logs  # changed in place, for the callbacks that follow
         absent = [name for name in self._metrics.values() if name not in logs]
-        of_validation = [name for name in (*absent, *logs) if name.startswith("val_")]
-        if absent and self._validates and of_validation == absent:
+        validation_names = [name for name in (*absent, *logs) if name.startswith("val_")]
+        if absent and self._validates and validation_names == absent:
             return  # an epoch without validation
         if absent:
             raise ValueError(
@@ -211,7 +211,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 stacklevel=2,
             )
         for name in improved if self.restore_best_weights else []:
-            self._weights[name] = [np.array(tf.convert_to_tensor(each)) for each in _variables(self.model, name)]
+            self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in _variables(self.model, name)]
         for head in newly_idle:
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
@@ -247,9 +247,9 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._apply()
 
     def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str], float]:
-        """Adds an epoch's metrics: the heads that improved (None stands for the score), the newly idle ones, the score."""
+        """Adds an epoch's metrics; returns the heads that improved (None: the score), the newly idle heads and the score."""
         known = {head: value for head, value in values.items() if not math.isnan(value)}
-        if known.keys() - self._last.keys():  # scores of more heads cannot be compared with those before
+        if known.keys() - self._last.keys():  # earlier scores, of fewer heads, cannot be compared
             self.best_score = self.best_score_epoch = None
             self._weights.pop(None, None)
         self._last.update(known)
@@ -276,10 +276,10 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         return improved, newly_idle, score
 
     def _score(self, values: Mapping[str, float]) -> float:
-        """The mean of the heads' metrics with their signs, or their mean relative gain."""
+        """The mean of the heads' signed metrics, or their mean relative gain."""
         gains = []
         for head, last in self._last.items():
-            # An idle head, which is not trained, has no metric of training.
+            # An idle head is not trained, so it has no training metric.
             value = last if head in self.idle_heads and not self._metrics[head].startswith("val_") else values[head]
             base = self.single_task.get(head)
             gain = value if base is None else (value - base) / abs(base)
@@ -298,13 +298,13 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def _mode_of(self, head: str, metric: str) -> str:
-        found = self.model.heads[head]
+        definition = self.model.heads[head]
         mode: str | None = self.mode.get(head, "auto") if isinstance(self.mode, Mapping) else self.mode
-        mode = direction(metric, NamedHead(head, found)) if mode == "auto" else mode
+        mode = direction(metric, NamedHead(head, definition)) if mode == "auto" else mode
         if mode is None:
             name = metric.removeprefix("val_").removeprefix(f"{head}_")
-            own = ["loss", *(log_name(spec) for spec in found.metrics)]
-            near = did_you_mean([metric], [metric.removesuffix(name) + each for each in own], "")
+            own = ["loss", *(log_name(spec) for spec in definition.metrics)]
+            near = did_you_mean([metric], [metric.removesuffix(name) + option for option in own], "")
             raise ValueError(
                 f"`mode` must say whether {metric!r} is better if it is higher or lower, which is known only for losses and "
                 f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'. "
@@ -318,14 +318,14 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
 
 def _is_better(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
-    """Whether a value is better than the best so far, if any, by the rules of Keras's `EarlyStopping`. NaN never is."""
+    """Whether a value is better than the best so far, if there is one, as in Keras's `EarlyStopping`; NaN never is."""
     sign = 1 if mode == "max" else -1
     return sign * value - min_delta > (-math.inf if best is None else sign * best)
 
 
 def _variables(trainer: Trainer, head: str | None) -> list[tf.Variable]:
-    """The variables of the encoder and of one head or, with None, of all heads, each once."""
-    heads = trainer.heads.values() if head is None else [trainer.heads[head]]
-    modules = [trainer.encoder, *(each.module for each in heads)]
-    found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
-    return list({id(variable): variable for variable in found}.values())
+    """The distinct variables of the encoder and of one head or, with None, of all heads."""
+    definitions = trainer.heads.values() if head is None else [trainer.heads[head]]
+    modules = [trainer.encoder, *(definition.module for definition in definitions)]
+    variables = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
+    return list({id(variable): variable for variable in variables}.values())

@@ -1,4 +1,4 @@
-"""Callbacks that write the statistics of single updates: to a file, and for TensorBoard, which is not imported."""
+"""Callbacks that write the statistics of single updates: to a file, and for TensorBoard (without importing it)."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class PerUpdate(keras.callbacks.Callback):
         self.every = check_positive_whole("every", every)
         self._is_begun = False
         self._epoch = 0
-        self._seen = 0  # updates, skipped ones included
+        self._seen = 0  # the number of updates read, including skipped ones
         self._step = 0
-        self._calls = 0  # of the step function since the statistics were last read
+        self._calls = 0  # the number of calls of the step function since the statistics were last read
 
     def _begin(self, place: int | None) -> None:
-        """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
+        """Opens the output; `place` is the file's length at the checkpoint from which the run continues, if there is one."""
         metrics = self.model.log_metrics
         self._is_begun, self._step, self._calls = True, self.model.num_updates, 0
         self._seen = 0 if metrics is None else int(tf.convert_to_tensor(metrics.recorded))
@@ -53,7 +53,7 @@ class PerUpdate(keras.callbacks.Callback):
         raise NotImplementedError
 
     def get_run_state(self) -> Config:
-        """Called by `Checkpoint`: all updates until now are written."""
+        """Called by `Checkpoint`: writes all updates so far."""
         if not self._is_begun:
             return {}
         self._read()
@@ -84,7 +84,7 @@ class PerUpdate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Called by Keras."""
-        if not self._is_begun:  # now callbacks that load weights have done so
+        if not self._is_begun:  # by now, callbacks that load weights have loaded them
             self._begin(None)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -123,11 +123,11 @@ class UpdateLogger(PerUpdate):
     an idle head. An update that was skipped has `"applied": false` and the step that it would have reached. After
     each epoch with validation, a line with the `val_...` metrics follows.
 
-    Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
-    length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint, a file that
-    exists is continued, too, if the trainer has made all of its updates. A file with lines of later updates, as a run from
-    step 0 may find it, gets another name, which a warning tells, and the new file begins with its lines up to the trainer's
-    step: no line is lost.
+    Every line is written immediately, so that a crash loses none. A run that continues from a `Checkpoint` truncates the
+    file to its length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint,
+    an existing file is continued as well, if the trainer has made all of its updates. A file with lines of later updates,
+    which a run from step 0 may encounter, is renamed with a warning, and the new file starts with its lines up to the
+    trainer's step: no line is lost.
     `python -m multihead plot run.jsonl` draws the statistics, and `multihead.plots.read` reads them.
 
     Args:
@@ -172,7 +172,7 @@ class UpdateLogger(PerUpdate):
             self.path.touch()
 
     def _continue(self) -> None:
-        """Continues a file of earlier updates; one with those of another run, or later ones, is kept under another name."""
+        """Continues a file of earlier updates; a file with updates of another run, or later ones, is renamed."""
         lines = read_ledger(self.path)
         kept = [line for line in lines if line["step"] <= self._step and self._step > 0]
         if len(kept) < len(lines):
@@ -187,7 +187,7 @@ class UpdateLogger(PerUpdate):
         replace_text(self.path, "".join(map(_as_text, kept)))
 
     def get_run_state(self) -> Config:
-        """Called by `Checkpoint`: with the length of the file, which is on the disk."""
+        """Called by `Checkpoint`: writes the file to the disk, and adds its length."""
         state, place = super().get_run_state(), None
         if state and self._writes:
             with _writing(self.path), open(self.path, "ab") as file:
@@ -203,7 +203,7 @@ class UpdateLogger(PerUpdate):
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A context in which errors of the disk name the file."""
+    """A context in which disk errors name the file."""
     try:
         yield
     except OSError as error:
@@ -214,7 +214,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _as_text(line: Config) -> str:
-    """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
+    """A line of the file: non-finite numbers are null, and others have only the digits that float32 needs."""
     known = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}
     short = {name: float(str(np.float32(value))) if isinstance(value, float) else value for name, value in known.items()}
     return json.dumps(short, ensure_ascii=False) + "\n"
@@ -291,6 +291,6 @@ class HeadTensorBoard(PerUpdate):
 
 
 def _add_to_board(tag: str, value: tf.Tensor, plugin: str) -> None:
-    """Writes a value as the plugin of TensorBoard reads it."""
+    """Writes a value in the form that a plugin of TensorBoard reads."""
     data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin)
     tf.summary.write(tag, value, metadata=tf.compat.v1.SummaryMetadata(plugin_data=data))

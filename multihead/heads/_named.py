@@ -74,7 +74,7 @@ class NamedHead:
     @property
     def value(self) -> Head:
         """The head with its current weight and the learned parameters of its target scaling."""
-        scaling = None if self.scaling is None else self.scaling.present
+        scaling = None if self.scaling is None else self.scaling.current
         head = copy.copy(self._value)  # without its checks, which create metrics, even inside a graph
         metrics, weighted_metrics = map(tuple, self._by_weighting(self.metric_specs))
         vars(head).update(weight=self.weight, target_scaling=scaling, metrics=metrics, weighted_metrics=weighted_metrics)
