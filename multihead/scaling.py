@@ -248,12 +248,13 @@ class TargetScaling(keras.layers.Layer):
     def build_for(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, over: str | None) -> None:
         """Creates the variables, once; an error if the columns do not fit the predictions or the known numbers."""
         shape, learns = with_columns(predictions.shape), self.scaling.mean is None
-        seen = aligned_shape(targets.shape, shape, over)
-        wanted = tuple(self.mean.shape)
-        if self.known is None and learns and seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None:
-            wanted = (seen[-1],)
-        width = wanted[0] if wanted else 1
-        fits = seen.rank == shape.rank and {seen[-1], shape[-1]} <= {None, width}  # a size may be unknown
+        target_shape = aligned_shape(targets.shape, shape, over)
+        parameter_shape = tuple(self.mean.shape)
+        has_columns = target_shape.rank == shape.rank
+        if self.known is None and learns and has_columns and self.scaling.by_column and target_shape[-1] is not None:
+            parameter_shape = (target_shape[-1],)
+        width = parameter_shape[0] if parameter_shape else 1
+        fits = has_columns and {target_shape[-1], shape[-1]} <= {None, width}  # a size may be unknown
         if width != 1 and not fits:
             raise ValueError(
                 f"`target_scaling` of head {self.head!r} must have one mean and deviation for each column of its targets, "
@@ -263,13 +264,13 @@ class TargetScaling(keras.layers.Layer):
         if self.known is not None:
             return
         for name, value in {"mean": self.mean, "deviation": self.deviation, "known": not learns}.items():
-            sizes = () if name == "known" else wanted
+            sizes = () if name == "known" else parameter_shape
             values = keras.initializers.Constant(np.broadcast_to(np.asarray(value, "float64"), sizes))
             setattr(self, name, add_state(self, name, sizes, values, dtype="float64"))
         self.built = True
         if self.layer is None:
             return
-        sample = tf.ones([2, *(size or 1 for size in seen[1:])], tf.float64)
+        sample = tf.ones([2, *(size or 1 for size in target_shape[1:])], tf.float64)
         back = self.scaling.undo(self.scaling.change(sample))
         if self.layer.trainable_variables:
             raise ValueError(
@@ -295,10 +296,10 @@ class TargetScaling(keras.layers.Layer):
         self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Targets before they are standardized, in float64 with an axis of columns, and which of them count; see `scale`."""
-        seen = aligned(targets, with_columns(predictions.shape), over)
-        counts = tf.broadcast_to(with_inner((weights > 0) & (weights < float("inf")), seen), tf.shape(seen))
+        labels = aligned(targets, with_columns(predictions.shape), over)
+        counts = tf.broadcast_to(with_inner((weights > 0) & (weights < float("inf")), labels), tf.shape(labels))
         valid = tf.constant(self.scaling.valid, tf.float64)
-        return self.scaling.change(where(counts, tf.cast(seen, tf.float64), valid)), counts
+        return self.scaling.change(where(counts, tf.cast(labels, tf.float64), valid)), counts
 
     def unscale(self, predictions: tf.Tensor) -> tf.Tensor:
         """Predictions in the units of the targets: float32, or float64 if they are."""

@@ -246,9 +246,9 @@ class WhileConflicting(Schedule):
 
     def average_cosine(self) -> tf.Tensor:
         """The running average of the smallest cosine, a float32 scalar; 1 before the first observation."""
-        seen = tf.cast(tensor_variable(self.observations), tf.float32)
-        mean = tensor_variable(self.mean_cosine) / (1 - tf.pow(self.momentum, tf.maximum(seen, 1.0)))
-        return where(seen > 0, mean, 1.0)
+        observations = tf.cast(tensor_variable(self.observations), tf.float32)
+        mean = tensor_variable(self.mean_cosine) / (1 - tf.pow(self.momentum, tf.maximum(observations, 1.0)))
+        return where(observations > 0, mean, 1.0)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.int64)
@@ -264,8 +264,8 @@ class WhileConflicting(Schedule):
         scales = norms[:, tf.newaxis] * norms[tf.newaxis, :]
         pairs = (scales > 0) & tf.math.is_finite(scales) & ~tf.eye(self.num_heads, dtype=tf.bool)
         cosines = tf.cast(where(pairs, gramian / where(pairs, scales, 1.0), 2.0), tf.float32)
-        seen = applied & tf.reduce_any(pairs)
+        is_observed = applied & tf.reduce_any(pairs)
         mean, observations = tensor_variable(self.mean_cosine), tensor_variable(self.observations)
         blended = self.momentum * mean + (1 - self.momentum) * tf.reduce_min(cosines)
-        mean.assign(where(seen, blended, mean))
-        observations.assign_add(tf.cast(seen, tf.int64))
+        mean.assign(where(is_observed, blended, mean))
+        observations.assign_add(tf.cast(is_observed, tf.int64))

@@ -48,8 +48,8 @@ def export_heads(
         )
     names = [head.name for head in heads]
     generators = _steps("generate", generate, names)
-    finishers = _steps("postprocess", postprocess, names)
-    for argument, steps in (("preprocess", {"": preprocess}), ("generate", generators), ("postprocess", finishers)):
+    postprocessors = _steps("postprocess", postprocess, names)
+    for argument, steps in (("preprocess", {"": preprocess}), ("generate", generators), ("postprocess", postprocessors)):
         for step in steps.values():
             if step is not None and not callable(step):
                 raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
@@ -67,11 +67,11 @@ def export_heads(
         )
     for name in named:
         if not _NAME.fullmatch(name) or keyword.iskeyword(name):
-            another = "input_" + re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+            suggested_name = "input_" + re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
             raise ValueError(
                 "`inputs` must have names of letters, digits and underscores, which begin with a letter and are no words of "
                 f"Python, since TensorFlow takes no others. Received: {name!r}. Pass `inputs=` with the specs of all "
-                f"inputs, and another name for this one: `tf.TensorSpec(shape, dtype, name={another!r})`."
+                f"inputs, and another name for this one: `tf.TensorSpec(shape, dtype, name={suggested_name!r})`."
             )
     ranks = {path: spec.shape.rank for path, spec in _by_path(encoder_specs).items()}
 
@@ -93,7 +93,7 @@ def export_heads(
                 output = head.generate(representation)
             else:
                 output = head.in_units(call_users(step, head.read(representation)))
-            step = finishers[head.name]
+            step = postprocessors[head.name]
             if step is not None:
                 output = call_module(step, output, *([model_inputs] if _reads_inputs(step) else []), training=False)
             own = output if isinstance(output, Mapping) else {head.name: output}  # a dict keeps its keys
@@ -103,16 +103,16 @@ def export_heads(
                     "`postprocess` that converts the head's output to one."
                 )
             prefix = f"{head.name}_" if by_head and isinstance(output, Mapping) else ""
-            twice = [f"{prefix}{key}" for key in own if f"{prefix}{key}" in outputs]
-            if twice:
+            duplicates = [f"{prefix}{key}" for key in own if f"{prefix}{key}" in outputs]
+            if duplicates:
                 raise ValueError(
-                    f"`postprocess` must lead to distinct names. Received: {twice[0]!r} twice, the second time of head "
+                    f"`postprocess` must lead to distinct names. Received: {duplicates[0]!r} twice, the second time of head "
                     f"{head.name!r}. Rename a key."
                 )
             outputs.update({f"{prefix}{key}": value for key, value in own.items()})
         return outputs
 
-    used = [preprocess, *generators.values(), *finishers.values()]
+    used = [preprocess, *generators.values(), *postprocessors.values()]
     used += [part for head in heads for part in (head.module, head.scaling)]
     parts = [encoder, *(part for part in used if part is not None)]
     layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]

@@ -36,18 +36,18 @@ def split_model(
         the layers from the representation to the output, with the entries of the representation that they read (None: all).
     """
     outputs = _outputs_of(model)
-    last = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
-    (alone,) = last.values() if len(last) == 1 else (None,)
-    if alone is not None and len(outputs_of(alone)) > 1:
-        name = layer_of(alone).name
+    output_nodes = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
+    (only_node,) = output_nodes.values() if len(output_nodes) == 1 else (None,)
+    if only_node is not None and len(outputs_of(only_node)) > 1:
+        name = layer_of(only_node).name
         raise ValueError(
             f"`model` must divide into heads outside of nested models. Received: a model all of whose outputs come from "
             f"layer {name!r}. Pass that model: `from_model(model.get_layer({name!r}))`."
         )
     nodes = nodes_in_order(outputs.values())
-    behind = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
+    nodes_before = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
-        in_encoder = {id(node) for node in nodes if sum(id(node) in ancestors for ancestors in behind.values()) > 1}
+        in_encoder = {id(node) for node in nodes if sum(id(node) in ancestors for ancestors in nodes_before.values()) > 1}
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
@@ -61,8 +61,8 @@ def split_model(
     leaving = [tensor for node in nodes if id(node) not in in_encoder for tensor in inputs_of(node)]
     leaving = [tensor for tensor in (*leaving, *outputs.values()) if id(node_of(tensor)) in in_encoder]
     boundary = _keys({id(tensor): tensor for tensor in leaving}.values())
-    whole = list(boundary.values())[0] if len(boundary) == 1 else boundary
-    encoder = keras.Model(model.input, whole, name="encoder")
+    representation_output = list(boundary.values())[0] if len(boundary) == 1 else boundary
+    encoder = keras.Model(model.input, representation_output, name="encoder")
     return encoder, {name: _head(name, tensor, boundary) for name, tensor in outputs.items()}
 
 

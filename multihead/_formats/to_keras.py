@@ -77,11 +77,11 @@ def _encoded(encoder: Layer, specs: Nested, *, nested: bool) -> tuple[Nested, Ne
     return inputs, _called("`encoder`", encoder, inputs)
 
 
-def _called(whose: str, module: Layer, arguments: Nested) -> Nested:
+def _called(description: str, module: Layer, arguments: Nested) -> Nested:
     """The outputs of a module for symbolic tensors; the layers of a functional or sequential model join the graph."""
     if type(module) is keras.Sequential:
         for layer in module.layers:
-            arguments = _called(whose, layer, arguments)
+            arguments = _called(description, layer, arguments)
         return arguments
     graph = _graph_of(module)
     if graph is None:
@@ -89,7 +89,7 @@ def _called(whose: str, module: Layer, arguments: Nested) -> Nested:
             return module(arguments)
         except Exception as error:
             raise ValueError(
-                f"{whose} must be a layer or a model of Keras that can be part of a functional model. Received: "
+                f"{description} must be a layer or a model of Keras that can be part of a functional model. Received: "
                 f"{type(module).__name__}. Make it a `keras.Model(inputs, outputs)` or a `keras.layers.Layer`, or use "
                 f"`trainer.export(path)`. It says: {in_short(error)}"
             ) from error
@@ -102,12 +102,12 @@ def _called(whose: str, module: Layer, arguments: Nested) -> Nested:
 
 def _output(head: NamedHead, representation: Nested, *, nested: bool) -> Tensor:
     """The predictions of a head, in the units of its targets."""
-    whose, head_inputs = f"The module of head {head.name!r}", head.read(representation)
+    description, head_inputs = f"The module of head {head.name!r}", head.read(representation)
     if nested:
         inputs = tf.nest.map_structure(lambda t: keras.Input(batch_shape=tuple(t.shape), dtype=t.dtype), head_inputs)
-        output = keras.Model(inputs, _called(whose, head.module, inputs), name=f"{head.name}_module")(head_inputs)
+        output = keras.Model(inputs, _called(description, head.module, inputs), name=f"{head.name}_module")(head_inputs)
     else:
-        output = _called(whose, head.module, head_inputs)
+        output = _called(description, head.module, head_inputs)
     if head.scaling is None:
         return output
     known = head.scaling.current

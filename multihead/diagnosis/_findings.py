@@ -89,12 +89,12 @@ def _encoder(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         return
     at_representation, at_parameters = diagnosis.norms["representation"], diagnosis.norms["parameters"]
     reaching = [k for k in range(len(diagnosis.heads)) if at_representation[k] > 0 and diagnosis.finite[k]]
-    lost = [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
-    is_dead = bool(lost) and len(lost) == len(reaching)
+    not_reaching = [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
+    is_dead = bool(not_reaching) and len(not_reaching) == len(reaching)
     for k, head in enumerate(diagnosis.heads):
         if not spec.network.heads[k].trains_encoder:
             continue
-        if not any(diagnosis.reads[k]) or (k in lost and not is_dead):
+        if not any(diagnosis.reads[k]) or (k in not_reaching and not is_dead):
             sentence = (
                 f"{head!r} learns by itself and teaches the encoder nothing: what it reads is not a floating-point output "
                 "of the encoder's trainable layers. Let it read one (`reads`) if it should."
@@ -248,8 +248,8 @@ def _pairs(diagnosis: Diagnosis) -> Iterator[tuple[int, int, bool]]:
 
 def _conflicts(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Pairs of heads whose gradients oppose each other, in all layers of the encoder or in some only, or may do so."""
-    spread, heads, untold = diagnosis.spreads["parameters"], diagnosis.heads, []
-    for i, j, is_told in _pairs(diagnosis):
+    spread, heads, unclear = diagnosis.spreads["parameters"], diagnosis.heads, []
+    for i, j, is_clear in _pairs(diagnosis):
         one, other, cosine, opposed = heads[i], heads[j], spread.mean[i, j], []
         for name, cosines in diagnosis.layer_cosines.items():  # clearly opposed, with a substantial part of both gradients
             norms, layer_norms = diagnosis.norms["parameters"], diagnosis.layer_norms[name]
@@ -257,30 +257,30 @@ def _conflicts(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             if is_large and cosines.mean[i, j] < _OPPOSED_IN_LAYER and cosines.high[i, j] < _OPPOSED:
                 opposed.append((cosines.mean[i, j] * layer_norms[i] * layer_norms[j], name))
         layers = [name for _, name in sorted(opposed)]  # the most opposed one first
-        if not is_told:
+        if not is_clear:
             if cosine < _STRONGLY_OPPOSED and not spread.high[i, j] > _OPPOSED:
-                untold.append((i, j))
+                unclear.append((i, j))
         elif cosine < _OPPOSED and spread.high[i, j] < 0 and diagnosis.mean_cosines[i, j] < _OPPOSED:
             is_seen = diagnosis.spreads["representation"].mean[i, j] < _OPPOSED
-            where = "" if is_seen else " with `balance_at='parameters'`, as it does not show at the representation,"
+            remark = "" if is_seen else " with `balance_at='parameters'`, as it does not show at the representation,"
             in_layer = f" Most of it is in the layer {layers[0]!r}." if layers and len(diagnosis.layer_norms) > 1 else ""
             sentence = (
                 f"The gradients of {one!r} and {other!r} conflict in {spread.negative[i, j]:.0%} of the batches (mean "
                 f"cosine {cosine:.2f} at the parameters): an update that improves one makes the other worse.{in_layer} Give "
                 "the encoder more capacity, or these heads layers of their own; or try `balancer=balancing.UPGrad()`"
-                f"{where} and compare both heads with the plain sum."
+                f"{remark} and compare both heads with the plain sum."
             )
             yield Finding(sentence, "conflict", [one, other])
         elif layers:
-            where = ", ".join(f"{name!r} (cosine {diagnosis.layer_cosines[name].mean[i, j]:.2f})" for name in layers)
+            named = ", ".join(f"{name!r} (cosine {diagnosis.layer_cosines[name].mean[i, j]:.2f})" for name in layers)
             sentence = (
-                f"{one!r} and {other!r} conflict in the layer {where} only; over all layers their cosine is {cosine:.2f}. "
+                f"{one!r} and {other!r} conflict in the layer {named} only; over all layers their cosine is {cosine:.2f}. "
                 "Move a copy of that layer from the encoder into both heads, and leave the rest shared."
             )
             yield Finding(sentence, "conflict in one layer", [one, other])
-    if untold:
-        concerned = sorted({k for pair in untold for k in pair})
-        pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r} (cosine {spread.mean[i, j]:.2f})" for i, j in untold)
+    if unclear:
+        concerned = sorted({k for pair in unclear for k in pair})
+        pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r} (cosine {spread.mean[i, j]:.2f})" for i, j in unclear)
         sentence = (
             f"It cannot be told whether {pairs} conflict: heads that predict no better than a constant mostly move their "
             "outputs to the mean of the labels, and other gradients may be mostly noise. Train an epoch, or measure more or "

@@ -78,8 +78,8 @@ def judge(
         summary = summary._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
     if is_number and has_columns and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
         at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
-        which, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
-        summary = summary._replace(scaling=which, why=why)
+        target_scaling, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
+        summary = summary._replace(scaling=target_scaling, why=why)
     return summary
 
 
@@ -132,12 +132,12 @@ def _fitting(labels: np.ndarray, reach: Reach, may_move: bool) -> tuple[str | sc
         if logarithm is not None:
             text += " For 'log', which suits labels over powers of ten, let the module end without this activation."
         candidates.append((size, text))
-    for which, text in candidates:
-        how = scaling.get(which)
-        if how is not None and can_be_reached(how, reach):
-            unreachable, number = _count(scaled_in_numpy(labels, how), reach)
+    for identifier, text in candidates:
+        scaler = scaling.get(identifier)
+        if scaler is not None and can_be_reached(scaler, reach):
+            unreachable, number = _count(scaled_in_numpy(labels, scaler), reach)
             if unreachable <= _OUT_OF_REACH * number:
-                return which, text
+                return identifier, text
     return None, ""
 
 

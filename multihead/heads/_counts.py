@@ -44,11 +44,11 @@ def check_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.TensorS
     # Labels: zeros, which most losses accept, and zeros and ones. Predictions: probabilities, and any numbers.
     for highest, draw in itertools.product((1, 2), (rng.random, rng.standard_normal)):
         labels = _made_up(targets, lambda shape, highest=highest: rng.integers(0, highest, shape))
-        some = [_made_up(predictions, draw) for _ in range(2)]
-        if max(int(np.prod(tensor.shape)) for tensor in (labels, *some)) > _LARGEST:
+        pair = [_made_up(predictions, draw) for _ in range(2)]
+        if max(int(np.prod(tensor.shape)) for tensor in (labels, *pair)) > _LARGEST:
             return
         with suppress(Exception), unchecked():  # a loss need not accept all numbers
-            one, again, other = (compute(labels, tensor).numpy() for tensor in (some[0], *some))
+            one, again, other = (compute(labels, tensor).numpy() for tensor in (pair[0], *pair))
             if np.array_equal(one, again) and not np.allclose(one, other, equal_nan=True):
                 break
     else:

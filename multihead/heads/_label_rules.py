@@ -66,21 +66,21 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
     dtype = targets.dtype
     for label in spec.ignore_labels:
         if dtype.is_floating:  # a fraction may be rounded like the targets; a whole number must be exact
-            held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
+            is_held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
         else:
             low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
-            held = label == int(label) and low <= label <= high
-        if not held:
+            is_held = label == int(label) and low <= label <= high
+        if not is_held:
             raise ValueError(
                 f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
                 f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be "
                 "missing. Give the targets a dtype that can, or leave `ignore_label` out."
             )
     shape, over = with_columns(predictions.shape), spec.loss.over
-    seen, wanted = aligned_shape(targets.shape, shape, over), shape[:-1] if over == CLASSES else shape
-    if over is not None and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
+    actual, expected = aligned_shape(targets.shape, shape, over), shape[:-1] if over == CLASSES else shape
+    if over is not None and not (actual.rank == expected.rank and actual.is_compatible_with(expected)):
         rule = f"the shape of the predictions, {predictions.shape}"
-        rule = f"one class number for each prediction, shape {wanted}" if over == CLASSES else rule
+        rule = f"one class number for each prediction, shape {expected}" if over == CLASSES else rule
         hint = " Class numbers are for 'sparse_categorical_crossentropy', a value per class for 'categorical_crossentropy'."
         raise ValueError(
             f"{spec.targets} must have {rule}, for the loss {spec.loss.name!r}. Received: targets of shape {targets.shape} "
@@ -91,7 +91,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         rank = spec.loss.value_rank(tf.TensorSpec(targets.shape, targets.dtype), predictions)
     except ValueError as error:
         raise ValueError(f"In head {spec.name!r}: {error}") from error
-    if seen.rank < rank or not seen[:rank].is_compatible_with(shape[:rank]):
+    if actual.rank < rank or not actual[:rank].is_compatible_with(shape[:rank]):
         raise ValueError(
             f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
             f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
@@ -102,11 +102,11 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each row. Received: "
             f"{spec.loss.name!r}, which gives one for all rows. Return an array, or leave `class_weight` out."
         )
-    is_row = seen.rank > rank
-    number = shape[-1] if is_row or over == CLASSES else None
-    if spec.class_weight is not None and number is not None and max(spec.class_weight) >= number:
+    is_row = actual.rank > rank
+    num_classes = shape[-1] if is_row or over == CLASSES else None
+    if spec.class_weight is not None and num_classes is not None and max(spec.class_weight) >= num_classes:
         raise ValueError(
-            f"`class_weight` of head {spec.name!r} must name the classes 0 to {number - 1}. "
+            f"`class_weight` of head {spec.name!r} must name the classes 0 to {num_classes - 1}. "
             f"Received: a weight for class {max(spec.class_weight)}. Remove it, or correct the module's number of units."
         )
     known = spec.loss.known
@@ -114,7 +114,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         raise ValueError(
             f"`ignore_label` of head {spec.name!r} must be a number that no row of labels can contain, since the loss "
             f"{spec.loss.name!r} reads whole rows. Received: ignore_label={max(spec.ignore_labels):g} for rows of shape "
-            f"{seen}. Fill rows without a label with NaN or -1, or give them a sample weight of 0."
+            f"{actual}. Fill rows without a label with NaN or -1, or give them a sample weight of 0."
         )
     return rank
 
@@ -137,27 +137,29 @@ def find_problems(
     inner = list(range(rank, targets.shape.rank))
     targets_kept = None if is_kept is None else with_inner(is_kept, targets)
     present = both(targets_kept, None if is_missing is None else ~is_missing)
-    numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
+    values = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
-        Problem(both(broken, present), numbers, f"{spec.targets} must be {rule}", _MARK)
-        for broken, rule in _broken_ranges(spec, numbers, predictions.shape[-1], bool(inner))
+        Problem(both(broken, present), values, f"{spec.targets} must be {rule}", _MARK)
+        for broken, rule in _broken_ranges(spec, values, predictions.shape[-1], bool(inner))
     ]
     if inner and is_missing is not None:
-        some = tf.reduce_any(is_missing, axis=inner, keepdims=True) & ~tf.reduce_all(is_missing, axis=inner, keepdims=True)
+        any_missing, all_missing = (
+            reduce(is_missing, axis=inner, keepdims=True) for reduce in (tf.reduce_any, tf.reduce_all)
+        )
         rule = (
             f"{spec.targets} must be missing for a whole row or not at all, since the loss {spec.loss.name!r} gives one "
             "value for all of a row's labels"
         )
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
-        problems.append(Problem(both(some & is_missing, targets_kept), numbers, rule, remedy))
+        problems.append(Problem(both(any_missing & ~all_missing & is_missing, targets_kept), values, rule, remedy))
     if rank > 1:
         is_labelled = both(is_kept, None if is_missing is None else ~tf.reduce_any(is_missing, axis=inner))
         if is_labelled is not None:
-            problems += [_partly_labelled(spec, numbers, is_labelled, *reason) for reason in _undeclared(spec)]
+            problems += [_partly_labelled(spec, values, is_labelled, *reason) for reason in _undeclared(spec)]
     if spec.module_rules is not None and targets.shape.rank > 1:
         everywhere = tf.ones_like(targets, tf.bool)
         for broken, rule, remedy in spec.module_rules(targets, everywhere if present is None else everywhere & present):
-            problems.append(Problem(broken, numbers, f"{spec.targets} must {rule}", remedy))
+            problems.append(Problem(broken, values, f"{spec.targets} must {rule}", remedy))
     if element_weights is not None:
         argument = f"`sample_weights[{spec.name!r}]` must be"
         is_counted = both(is_kept, None if is_missing is None else ~tf.reduce_any(is_missing, axis=inner))
@@ -188,11 +190,11 @@ def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
         yield f"nothing says which labels of a row the metric {name!r} reads", remedy
 
 
-def _partly_labelled(spec: LabelSpec, numbers: tf.Tensor, is_labelled: tf.Tensor, why: str, remedy: str) -> Problem:
+def _partly_labelled(spec: LabelSpec, values: tf.Tensor, is_labelled: tf.Tensor, why: str, remedy: str) -> Problem:
     """The rule that a row has all of its labels or none; `is_labelled` says which elements have one."""
     axes = list(range(1, is_labelled.shape.rank))
     broken = tf.reduce_any(is_labelled, axis=axes) & ~tf.reduce_all(is_labelled, axis=axes)
-    return Problem(broken, numbers, f"{spec.targets} must be missing for a whole row or not at all, since {why}", remedy)
+    return Problem(broken, values, f"{spec.targets} must be missing for a whole row or not at all, since {why}", remedy)
 
 
 def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
@@ -203,27 +205,27 @@ def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
 
 
 def _broken_ranges(
-    spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
+    spec: LabelSpec, values: tf.Tensor, num_classes: int | None, is_row: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
     """The ranges that the loss, the class weights and the scaling require: where a label is outside, and the rule."""
-    loss, is_floating = spec.loss, numbers.dtype.is_floating
+    loss, is_floating = spec.loss, values.dtype.is_floating
     low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
     if loss.over == CLASSES or (spec.class_weight is not None and not is_row):
-        number = num_classes if loss.over == CLASSES else None
-        fits = numbers >= 0 if number is None else (numbers >= 0) & (numbers < number)
-        fits = fits & (numbers == tf.floor(numbers)) if is_floating else fits
-        end = "of at least 0" if number is None else f"from 0 to {number - 1}"
+        limit = num_classes if loss.over == CLASSES else None
+        is_in_range = values >= 0 if limit is None else (values >= 0) & (values < limit)
+        is_in_range = is_in_range & (values == tf.floor(values)) if is_floating else is_in_range
+        end = "of at least 0" if limit is None else f"from 0 to {limit - 1}"
         why = f" for the loss {loss.name!r}" if loss.over == CLASSES else ", since the head has a `class_weight`"
-        yield ~fits, f"whole numbers {end}{why}"
+        yield ~is_in_range, f"whole numbers {end}{why}"
     if loss.over != CLASSES and low is not None:
         margin = _ROUNDING if is_floating else 0
-        fits = numbers >= low - margin
+        is_in_range = values >= low - margin
         if high is not None:
-            fits &= numbers <= high + margin
+            is_in_range &= values <= high + margin
         elif is_floating:
-            fits &= tf.math.is_finite(numbers)
-        yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
+            is_in_range &= tf.math.is_finite(values)
+        yield ~is_in_range, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
     elif loss.over not in (None, CLASSES) and is_floating:
-        yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"
+        yield tf.math.is_inf(values), f"finite numbers for the loss {loss.name!r}"
     if spec.above is not None:
-        yield tf.cast(numbers, tf.float64) <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"
+        yield tf.cast(values, tf.float64) <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"

@@ -43,35 +43,35 @@ def mask_missing(
     target marks a missing label.
     """
     rank, dtype = check_specs(spec, targets, predictions), precision_of([predictions.dtype])
-    seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
-    is_missing = None if fully_labelled else missing(spec, seen)
-    inner = list(range(rank, seen.shape.rank))
+    labels = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
+    is_missing = None if fully_labelled else missing(spec, labels)
+    inner = list(range(rank, labels.shape.rank))
     is_labelled = None if is_missing is None else ~(tf.reduce_any(is_missing, axis=inner) if inner else is_missing)
 
     is_kept, element_weights = None, None
     if mask is not None:
         mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
-        is_kept = _spread(mask, seen, rank, f"The Keras mask of the predictions of head {spec.name!r}")
+        is_kept = _spread(mask, labels, rank, f"The Keras mask of the predictions of head {spec.name!r}")
     if sample_weight is not None:
         check_dense(f"`sample_weights[{spec.name!r}]`", sample_weight)
-        element_weights = _spread(tf.cast(_copy(sample_weight), dtype), seen, rank, f"`sample_weights[{spec.name!r}]`")
+        element_weights = _spread(tf.cast(_copy(sample_weight), dtype), labels, rank, f"`sample_weights[{spec.name!r}]`")
         is_kept = both(is_kept, element_weights != 0)  # NaN is not 0
-    problems = find_problems(spec, seen, rank, is_missing, is_kept, element_weights, predictions) if check else []
+    problems = find_problems(spec, labels, rank, is_missing, is_kept, element_weights, predictions) if check else []
     is_counted = both(is_labelled, is_kept if element_weights is None else both(is_kept, element_weights > 0))
     if is_counted is None:
-        weights = tf.ones(sizes(seen, rank), dtype)
+        weights = tf.ones(sizes(labels, rank), dtype)
     elif element_weights is None or spec.loss.is_total:
         weights = tf.cast(is_counted, dtype)
     else:
         weights = where(is_counted, element_weights, 0.0)
     if spec.class_weight is not None:
-        clean = seen if is_missing is None else where(is_missing, tf.zeros_like(seen), seen)
+        clean = labels if is_missing is None else where(is_missing, tf.zeros_like(labels), labels)
         weights *= tf.cast(weights_of_classes(spec.class_weight, clean, rank), dtype)
     is_plain = element_weights is None and spec.class_weight is None and not (problems and in_xla())
     weights = _checked(weights, problems)
     # Targets that do not count, including NaN, are replaced before the loss is called.
     is_used = is_counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
-    clean = seen if is_used is None else where(with_inner(is_used, seen), seen, tf.zeros_like(seen))
+    clean = labels if is_used is None else where(with_inner(is_used, labels), labels, tf.zeros_like(labels))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
 
 
@@ -112,8 +112,8 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
     """The weights of `mask_missing` divided by those of the classes, since metrics are not weighted by class."""
     if spec.class_weight is None:
         return weights
-    seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
-    by_class = weights_of_classes(spec.class_weight, seen, weights.shape.rank)
+    labels = aligned(targets, with_columns(predictions.shape), spec.loss.over)
+    by_class = weights_of_classes(spec.class_weight, labels, weights.shape.rank)
     return tf.math.divide_no_nan(weights, tf.cast(by_class, weights.dtype))
 
 
@@ -133,14 +133,14 @@ def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: st
 
 def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.Tensor:
     """Weights or a mask of all elements, from values for the first of their axes."""
-    shape, wanted = values.shape, targets.shape[:rank]
+    shape, element_sizes = values.shape, targets.shape[:rank]
     while values.shape.rank > rank and values.shape[-1] == 1:
         values = tf.squeeze(values, axis=-1)
-    pairs = enumerate(zip(values.shape, wanted))
+    pairs = enumerate(zip(values.shape, element_sizes))
     fits = all(a is None or b is None or a == b or (a == 1 and i > 0) for i, (a, b) in pairs)
     if not 1 <= values.shape.rank <= rank or not fits:
         raise ValueError(
-            f"{what} must have the shape of the head's labels, {wanted}, or of its first axes. "
+            f"{what} must have the shape of the head's labels, {element_sizes}, or of its first axes. "
             f"Received: shape {shape}. Pass one weight per row, shape [batch]{', or one per label' if rank > 1 else ''}."
         )
     return spread(with_same_sizes(values, targets, 1, what, "the targets"), targets, rank)
@@ -164,14 +164,14 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
 
 def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tensor) -> bool:
     """Calls `check` with labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are."""
-    parts = tf.nest.flatten((y, sample_weight))
-    leaves = [leaf for leaf in parts if leaf is not None]
+    nest = tf.nest.flatten((y, sample_weight))
+    leaves = [leaf for leaf in nest if leaf is not None]
     if not leaves or not all(hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0 for leaf in leaves):
         return False
     num_rows, num_values = leaves[0].shape[0], max(int(np.prod(leaf.shape)) for leaf in leaves)
     step = max(1, _VALUES_AT_ONCE * num_rows // max(1, num_values))
     for start in range(0, num_rows, step):
-        rows = [None if leaf is None else tf.convert_to_tensor(leaf[start : start + step]) for leaf in parts]
+        rows = [None if leaf is None else tf.convert_to_tensor(leaf[start : start + step]) for leaf in nest]
         check((None, *tf.nest.pack_sequence_as((y, sample_weight), rows)))
     return True
 

@@ -119,12 +119,13 @@ class HeadMetric:
         The first `rank` axes index the elements of the loss. With `is_counted`, the rows are always counted.
         """
         shape = with_columns(predictions.shape)
-        seen, wanted = aligned_shape(targets.shape, shape, self.over), shape[:-1] if self.over == CLASSES else shape
-        if (self.over is not None or self._is_paired) and not (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
+        actual, expected = aligned_shape(targets.shape, shape, self.over), shape[:-1] if self.over == CLASSES else shape
+        fits = actual.rank == expected.rank and actual.is_compatible_with(expected)
+        if (self.over is not None or self._is_paired) and not fits:
             raise ValueError(
-                f"`metrics` of head {head!r} must fit its targets, but {self.metric.name!r} needs targets of shape {wanted} "
-                f"for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. Choose a metric "
-                "for such targets; those for class numbers are called sparse."
+                f"`metrics` of head {head!r} must fit its targets, but {self.metric.name!r} needs targets of shape "
+                f"{expected} for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. "
+                "Choose a metric for such targets; those for class numbers are called sparse."
             )
         if self.over == CLASSES and shape[-1] == 1:
             raise ValueError(
@@ -134,17 +135,17 @@ class HeadMetric:
         if self.over is not None:
             self.rank = shape.rank - (self.over != ELEMENTS or self.by_column or self.column is not None)
         elif self._reads is not None:
-            self.rank = min(seen.rank, shape.rank - (self._reads != "elements" or seen.rank < shape.rank))
-            outside = [k for k in self._columns if shape[-1] is not None and not -shape[-1] <= k < shape[-1]]
-            if outside:
+            self.rank = min(actual.rank, shape.rank - (self._reads != "elements" or actual.rank < shape.rank))
+            invalid_columns = [k for k in self._columns if shape[-1] is not None and not -shape[-1] <= k < shape[-1]]
+            if invalid_columns:
                 raise ValueError(
                     f"`reads` of the metric {self.metric.name!r} of head {head!r} must name columns of its predictions. "
-                    f"Received: {outside[0]} for predictions of shape {predictions.shape}. Correct the number."
+                    f"Received: {invalid_columns[0]} for predictions of shape {predictions.shape}. Correct the number."
                 )
         if is_counted or (rank > self.rank and shape[self.rank :].num_elements() != 1):
             self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
         dtype = tf.float32 if predictions.dtype in (tf.float16, tf.bfloat16) else predictions.dtype
-        self._trace(tf.TensorSpec(seen, targets.dtype), tf.TensorSpec(shape, dtype), eagerly=eagerly)
+        self._trace(tf.TensorSpec(actual, targets.dtype), tf.TensorSpec(shape, dtype), eagerly=eagerly)
 
     @property
     def _columns(self) -> tuple[int, ...]:
@@ -298,11 +299,11 @@ def check_metrics(arguments: Mapping[str, Sequence[Metric]], head: str) -> None:
     for metric in metrics:
         check_initialized("metrics", metric)
     names = [spec if isinstance(spec, str) else log_name(metric) for spec, metric in zip(specs, metrics)]
-    taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
-    if taken:
+    duplicates = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
+    if duplicates:
         raise ValueError(
             f"`metrics` of head {head!r} must have unique names, and none of {quoted(STATISTICS)}. "
-            f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
+            f"Received: metrics named {quoted(names)}. Give {quoted(duplicates)} another `name`."
         )
     for metric in metrics:
         _check_arguments(metric, head)
@@ -374,13 +375,13 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
     """Raises a `ValueError` if two values in the logs would have one name, or two heads share a metric."""
-    both, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
-    names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in both]
+    endings, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
+    names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in endings]
     for one, other in itertools.combinations([head for head, _ in heads], 2):
-        whose = f"of heads {one!r} and {other!r}"
-        names += [(f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both]
+        heads_text = f"of heads {one!r} and {other!r}"
+        names += [(f"{one}_{other}_{value}{end}", f"the {value} {heads_text}") for value in OF_PAIRS for end in endings]
     for head, metrics in heads:
-        names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both]
+        names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in endings]
         names += [(f"{head}_{log_name(metric)}", f"the metric {log_name(metric)!r} of head {head!r}") for metric in metrics]
         for metric in metrics:
             if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:

@@ -218,8 +218,8 @@ class NamedHead:
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The losses and weights of the elements, in at least float32; of the labelled rows, or one sum, for such a loss."""
-        seen, predictions, weights = self._seen(targets, predictions, weights)
-        values = _like(weights, self.loss.values(seen, predictions), self.loss)
+        labels, predictions, weights = self._loss_arguments(targets, predictions, weights)
+        values = _like(weights, self.loss.values(labels, predictions), self.loss)
         if self.loss.is_total:
             weights = tf.ones([], values.dtype)
         if self.checks_range:
@@ -230,20 +230,20 @@ class NamedHead:
         """The denominator of the loss, a scalar; the arguments are those of `losses`."""
         if not self.loss.has_count:
             return tf.reduce_sum(weights)
-        seen, predictions, weights = self._seen(targets, predictions, weights)
-        counts: Tensor = self.loss.terms(seen, predictions)[1]
+        labels, predictions, weights = self._loss_arguments(targets, predictions, weights)
+        counts: Tensor = self.loss.terms(labels, predictions)[1]
         counts = counts if self.loss.is_total else sum_of_losses(_like(weights, counts, self.loss), weights)
         rule = f"`loss` of head {self.name!r} must return a sum and a finite count of at least 0. Received: a count of "
         parts = [rule, counts, f" from {self.loss.name!r}. Correct the second result of the loss."]
         with tf.control_dependencies(stop_unless((counts >= 0) & tf.math.is_finite(counts), lambda: parts)):
             return tf.identity(counts)
 
-    def _seen(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _loss_arguments(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Targets, predictions and weights as the loss gets them."""
         shape, over = with_columns(predictions.shape), self.loss.over
         num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
-        seen = aligned(targets, shape, over)
-        seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
+        labels = aligned(targets, shape, over)
+        labels = with_same_sizes(labels, predictions, num_axes, self.label_spec.targets, "the head's predictions")
         if self.takes_labelled_rows:
             if in_xla():  # which miscalculates some reductions if the number of rows depends on the data
                 remedy = "let the loss return one value, or a sum and a count, for each row"
@@ -255,11 +255,11 @@ class NamedHead:
                     f"`jit_compile=False` to `compile`, or {remedy}."
                 )
             rows = labelled_rows(weights)
-            seen, weights = tf.gather(seen, rows), tf.gather(weights, rows)
+            labels, weights = tf.gather(labels, rows), tf.gather(weights, rows)
             predictions = with_logits(lambda tensor: tf.gather(tensor, rows), predictions)
-        elif self.loss.known is None and seen.dtype.is_floating:
-            seen = with_valid_labels(seen, weights)
-        return seen, predictions, weights
+        elif self.loss.known is None and labels.dtype.is_floating:
+            labels = with_valid_labels(labels, weights)
+        return labels, predictions, weights
 
     def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """`sum_i s_i * loss_i`, a float32 scalar; the arguments are those of `losses`."""
