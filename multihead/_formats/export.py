@@ -131,8 +131,8 @@ def _with_dtypes_of(encoder: Layer, specs: Nested) -> Nested:
     if len(declared) != len(flat):
         return specs
     known = [
-        tf.TensorSpec(spec.shape, each.dtype, spec.name) if type(spec) is tf.TensorSpec else spec
-        for each, spec in zip(declared, flat)
+        tf.TensorSpec(spec.shape, symbolic.dtype, spec.name) if type(spec) is tf.TensorSpec else spec
+        for symbolic, spec in zip(declared, flat)
     ]
     return tf.nest.pack_sequence_as(specs, known)
 
