@@ -1,9 +1,9 @@
 """Learning rates and weight decay by part: a factor of the optimizer's step for each variable.
 
 An update of a variable is `v_new = v_old + factor * (v_opt - v_old)`, where `v_opt` is the value that the optimizer would
-give it. The factor multiplies the applied step, weight decay included, because Adam and its relatives undo a factor of the
-gradient. The encoder's factors are given to `compile(encoder_learning_rate_multiplier=)`, a head's to
-`add_head(learning_rate_multiplier=)`; each is
+set. The factor multiplies the applied step, including weight decay, because Adam and its relatives undo a factor of the
+gradient. `compile(encoder_learning_rate_multiplier=)` takes the encoder's factors, `add_head(learning_rate_multiplier=)` a
+head's; they are one of
 
 - a number: 1 is the optimizer's own step, 0 freezes;
 - a function of the step, an int64 scalar: the number of updates applied so far;
@@ -180,7 +180,7 @@ class ByPath(AbstractRate):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Stages:
-    """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
+    """Factors that change at certain steps, so that a part can be frozen and trained later within one `fit`.
 
     The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
     backward pass; each period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above

@@ -8,7 +8,7 @@
   `Normalization` that is not adapted learns;
 - another Keras layer with a method `inverse`: `z = layer(y)`, and `layer.inverse(z)` gives `y`.
 
-A mean and a deviation that are not given are learned by the first `fit`, from all labels of its training data.
+Without a mean and a deviation, the first `fit` learns both, from all labels of its training data.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Standardize:
     With `mean=0`, it only divides, which keeps labels of at least 0 where they are: for modules that cannot predict negative
     numbers, as after a relu, and for losses in relation to the label, such as `"mape"`.
 
-    Mean and deviation are given, or learned by the first `fit`: over all labels of the training data that are present, each
-    of which counts once, whatever its sample weight is. The deviation is that of the labels themselves, the square root of
-    the mean squared distance from the mean; labels that are all equal have the deviation 1.
+    Mean and deviation are given, or learned by the first `fit` from all labels of the training data. Each label counts once,
+    regardless of its sample weight. The deviation is that of the population, the square root of the mean squared distance
+    from the mean; if all labels are equal, it is 1.
 
     Args:
-        mean: A number, or one for each column of the targets; None: it is learned.
-        deviation: A number above 0, or one for each column; given if and only if `mean` is.
+        mean: A number, or one per column of the targets; None: it is learned.
+        deviation: A number above 0, or one per column; required if and only if `mean` is given.
         by_column: Whether to learn a mean and a deviation for each column (the last axis of the targets, if its size is
             fixed), or one for all.
 
@@ -113,9 +113,9 @@ class Log(Standardize):
     Args:
         shift: The number that is added to the labels before the logarithm; all labels must be above `-shift`. 1 for counts,
             whose smallest is 0.
-        mean: The mean of `log(y + shift)`: a number, or one for each column of the targets; None: it is learned, as in
+        mean: The mean of `log(y + shift)`: a number, or one per column of the targets; None: it is learned, as in
             `Standardize`.
-        deviation: Its standard deviation; given if and only if `mean` is.
+        deviation: Its standard deviation; required if and only if `mean` is given.
         by_column: As in `Standardize`.
 
     Raises:

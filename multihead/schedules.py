@@ -209,9 +209,8 @@ class WhileConflicting(Schedule):
 
     Conflict is measured by the smallest cosine between the representation gradients of two heads, as an exponential running
     average `m_t = momentum * m_(t-1) + (1 - momentum) * cosine_t`, divided by `1 - momentum^t` (Kingma and Ba, "Adam", ICLR
-    2015). Below `threshold` the heads alternate, with one update each (or as many as given in `turns`). Gradients
-    of heads that train separately cannot be compared, so every `probe_every`-th update trains all heads, regardless of the
-    average.
+    2015). Below `threshold` the heads alternate, with one update each (or the numbers in `turns`). Gradients of heads that
+    train separately cannot be compared, so every `probe_every`-th update trains all heads, regardless of the average.
 
     Args:
         threshold: A cosine, from -1 to 1.
@@ -241,8 +240,8 @@ class WhileConflicting(Schedule):
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
         # Untracked: Keras 3 lets no built layer have another one, but a second `compile` binds again.
-        self._apart = Untracked(Alternate(self.turns or dict.fromkeys(head_names, 1)))
-        self._apart.value.bind(head_names)
+        self._alternate = Untracked(Alternate(self.turns or dict.fromkeys(head_names, 1)))
+        self._alternate.value.bind(head_names)
 
     def average_cosine(self) -> tf.Tensor:
         """The running average of the smallest cosine, a float32 scalar; 1 before the first observation."""
@@ -253,10 +252,10 @@ class WhileConflicting(Schedule):
     def active(self, step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.int64)
         together = (self.average_cosine() >= self.threshold) | (step % self.probe_every == 0)
-        return together | self._apart.value.active(step)
+        return together | self._alternate.value.active(step)
 
     def passed_on(self, able: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return self._apart.value.passed_on(able, step)
+        return self._alternate.value.passed_on(able, step)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         gramian = tf.cast(update.gramian, tf.float64)

@@ -25,7 +25,7 @@ from multihead._trainer.options import CompileOptions
 from multihead._update.spec import Plan, UpdateSpec
 from multihead.balancing import Balancer
 from multihead.heads import Head
-from multihead.heads._metrics import check_apart
+from multihead.heads._metrics import check_distinct
 from multihead.heads._named import NamedHead
 from multihead.schedules import Schedule
 from multihead.telemetry._logs import LogMetrics
@@ -167,7 +167,7 @@ class TrainerState(KerasHooks, keras.Model):
 
     def _set_heads(self, heads: tuple[NamedHead, ...]) -> None:
         """Replaces the heads; Keras then saves their modules, scalings and weights, and no longer those of earlier ones."""
-        check_apart([(head.name, head.metric_specs) for head in heads])
+        check_distinct([(head.name, head.metric_specs) for head in heads])
         before, after = _parts(self._setup.heads), _parts(heads)
         changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
         replace_layers(self, **{name: after.get(name) for name in changed})

@@ -1,4 +1,4 @@
-"""The interpretation of the measurements, in sentences for people who only want to train."""
+"""The interpretation of the measurements, in sentences for users who only want to train."""
 
 from __future__ import annotations
 
@@ -240,10 +240,10 @@ def _pairs(diagnosis: Diagnosis) -> Iterator[tuple[int, int, bool]]:
     Gradients of heads that have not learned anything lead to the labels' mean, and those of heads that are done are noise.
     Neither shows a conflict, whatever the cosine.
     """
-    tells = [progress in ("learning", "unknown") for progress in diagnosis.progress] & diagnosis.has_signal
+    shows_conflicts = [progress in ("learning", "unknown") for progress in diagnosis.progress] & diagnosis.has_signal
     for i, j in itertools.combinations(range(len(diagnosis.heads)), 2):
         if np.isfinite(diagnosis.spreads["parameters"].mean[i, j]) and not diagnosis.overlaps[i, j] < FEW_IN_COMMON:
-            yield i, j, bool(tells[i] and tells[j])
+            yield i, j, bool(shows_conflicts[i] and shows_conflicts[j])
 
 
 def _conflicts(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
@@ -313,11 +313,13 @@ def _clipping_and_tensors(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Fi
             f"{disjoint if any(diagnosis.overlaps[pair] == 0 for pair in few) else ''}"
         )
         yield Finding(sentence, "few common rows", [diagnosis.heads[k] for k in concerned])
-    heads, apart = diagnosis.heads, read_different_tensors(spec.network)
-    if apart:
-        pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
+    heads, reading_apart = diagnosis.heads, read_different_tensors(spec.network)
+    if reading_apart:
+        pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in reading_apart)
         sentence = (
             f"{pairs} read no common tensor of the representation, so their gradients cannot be compared there (a cosine of "
             "0 says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`."
         )
-        yield Finding(sentence, "different tensors", sorted({heads[k] for pair in apart for k in pair}, key=heads.index))
+        yield Finding(
+            sentence, "different tensors", sorted({heads[k] for pair in reading_apart for k in pair}, key=heads.index)
+        )

@@ -66,7 +66,7 @@ class HeadMetric:
         self._is_paired = False  # whether targets need the shape of the predictions although `over` is None
         self.by_column = False  # whether it distinguishes columns although it counts elements
         self.rank = 1  # the number of axes that are merged into one axis of rows
-        # Counts the rows, of which there may be none although there are labels; None if no one needs the count.
+        # Counts the rows, since there may be none although there are labels; None if the count is not needed.
         self.counted: Metric = None
         kind = _keras_kind(metric)
         self._wrapped = wrapped_function(metric) if kind is keras.metrics.MeanMetricWrapper else None
@@ -373,7 +373,7 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
     return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
 
 
-def check_apart(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
+def check_distinct(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
     """Raises a `ValueError` if two values in the logs would have one name, or two heads share a metric."""
     endings, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
     names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in endings]

@@ -1,4 +1,4 @@
-"""A head under its name, as a trainer holds it, and what is computed with its module, loss, labels and metrics."""
+"""A head of a trainer under its name: what is computed with its module, loss, labels and metrics."""
 
 from __future__ import annotations
 

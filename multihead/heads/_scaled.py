@@ -79,7 +79,7 @@ def why_not_scaled(
 def depends_on(loss: losses.ElementLoss) -> str | None:
     """What a loss depends on, up to a factor: `DIFFERENCES` or `RATIOS` of labels and predictions, or None for neither.
 
-    A user's own loss is taken for one of differences, since the user chose to scale its targets.
+    A user's own loss is assumed to depend on differences, since the user chose to scale its targets.
     """
     if loss.known is not None:
         return loss.known.depends_on

@@ -125,12 +125,12 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Loss, predictions: tf
         return values
     predictions = tf.cast(predictions, tf.float32)
     low, high = tf.reduce_min(predictions), tf.reduce_max(predictions)
-    holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # NaN is reported with the loss
+    is_in_range = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # NaN is reported with the loss
     if in_xla():
-        return where(holds, values, float("nan"))
+        return where(is_in_range, values, float("nan"))
     rule = f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from "
     parts = [rule, low, " to ", high, f". {remedy(loss)}"]
-    with tf.control_dependencies(stop_unless(holds, lambda: parts)):
+    with tf.control_dependencies(stop_unless(is_in_range, lambda: parts)):
         return tf.identity(values)
 
 
