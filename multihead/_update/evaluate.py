@@ -48,12 +48,12 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
 
         if network.heads[k].takes_labelled_rows:
             scalar = tf.zeros([0], tf.int32)
-            loss_sum, of_module = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
+            loss_sum, module_loss = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
         else:
-            loss_sum, of_module = evaluated()
+            loss_sum, module_loss = evaluated()
         sums.append(tf.cast(loss_sum, spec.network.dtype))
-        if of_module is not None:
-            added.append(where(active[k], of_module, 0.0))
+        if module_loss is not None:
+            added.append(where(active[k], module_loss, 0.0))
     added.append(loss_of_weights(network, active))
     examples = tf.cast(batch_size(batch.inputs), spec.network.dtype)
     return {"losses": tf.stack(sums), "counts": counts, "added": sum_of(added, spec.network.dtype), "examples": examples}
@@ -69,12 +69,14 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
         head = network.heads[k]
 
         def computed() -> list[tf.Tensor]:
-            read, given = rows_for(head, representation, labels)
-            predictions = head.predict(read, given.targets, training=True, step=update.step)
-            return [head.loss_sum(given.targets, predictions, given.weights)]
+            read, labelled = rows_for(head, representation, labels)
+            predictions = head.predict(read, labelled.targets, training=True, step=update.step)
+            return [head.loss_sum(labelled.targets, predictions, labelled.weights)]
 
-        found = computed_if(runs(head, update.participation.active[k], labels), computed, [tf.constant([], tf.int32)])
-        return tf.cast(found[0], spec.network.dtype)
+        (computed_sum,) = computed_if(
+            runs(head, update.participation.active[k], labels), computed, [tf.constant([], tf.int32)]
+        )
+        return tf.cast(computed_sum, spec.network.dtype)
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
         with in_inference_mode(network.frozen_layers):
@@ -125,14 +127,14 @@ def update_of_heads_apart(
     """
     together = schedules.Together()
     together.bind([head.name for head in spec.network.heads])
-    of_representation = at == "representation"
+    at_representation = at == "representation"
     backward: BackwardStrategy = PassPerHead(None, inner_products, at_parameters=True)
-    if of_representation:
+    if at_representation:
         backward = CombinedFirst(None, inner_products)
     methods = replace(spec.methods, schedule=together, num_micro_batches=1, backward=backward)
     update = compute_update(replace(spec, methods=methods), [batch], step, loss_scale)
     combined = update.combined
-    return update, combined.leaves if of_representation else times(combined.rows, update.losses.factors)
+    return update, combined.leaves if at_representation else times(combined.rows, update.losses.factors)
 
 
 def gradients_by_head(
@@ -142,8 +144,8 @@ def gradients_by_head(
     before = RollBack(spec.state)
     update, rows = update_of_heads_apart(spec, at, batch, step, loss_scale)
     before.restore()
-    of_encoder = len(spec.network.variables.encoder)
-    found = HeadGradients({head.name: list(row) for head, row in zip(spec.network.heads, rows)})
-    found.own = tuple(zip(update.gradients.all[of_encoder:], spec.network.variables.all[of_encoder:]))
-    found._is_of_replica = at == "representation"
-    return found
+    start = len(spec.network.variables.encoder)
+    gradients = HeadGradients({head.name: list(row) for head, row in zip(spec.network.heads, rows)})
+    gradients.own = tuple(zip(update.gradients.all[start:], spec.network.variables.all[start:]))
+    gradients._is_of_replica = at == "representation"
+    return gradients

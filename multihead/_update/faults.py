@@ -34,7 +34,7 @@ class Broken(NamedTuple):
     @classmethod
     def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:
         """Of an update whose losses are not known."""
-        flags = [tf.constant(True) if each is None else is_finite(each) for each in gradients.all]
+        flags = [tf.constant(True) if gradient is None else is_finite(gradient) for gradient in gradients.all]
         variables = ~tf.stack(flags) if flags else tf.zeros([0], tf.bool)
         first = len(network.variables.encoder)
         own = [[i - first in positions for i in range(len(flags))] for positions in network.own]
@@ -46,11 +46,11 @@ class Broken(NamedTuple):
     ) -> Broken:
         """The same of an update with `[num_heads]` loss sums of this replica.
 
-        `at_representation` is above 0 where a gradient there is not finite, other than those whose `norms` are given.
+        `at_representation` is above 0 where a gradient there is not finite, other than those that have `norms`.
         """
         losses, at_representation = replicas.on_any_replica([~tf.math.is_finite(loss_sums), at_representation > 0])
-        found = [losses, at_representation, self.heads, *([] if norms is None else [~tf.math.is_finite(norms)])]
-        return self._replace(heads=active & reduce(tf.logical_or, found), losses=active & losses)
+        flags = [losses, at_representation, self.heads, *([] if norms is None else [~tf.math.is_finite(norms)])]
+        return self._replace(heads=active & reduce(tf.logical_or, flags), losses=active & losses)
 
     @property
     def is_any(self) -> tf.Tensor:
@@ -110,11 +110,11 @@ class Faults:
         # No update was applied since a fault after as many updates, so that both are in a row.
         run = where(tf.equal(last_step, step), in_a_row, 0) + 1
         # The data that are not finite on one of this process's replicas.
-        leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
-        inputs, labels = (~all_hold([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
-        found = where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))
+        local = [[part for leaf in leaves for part in strategy.experimental_local_results(leaf)] for leaves in data]
+        inputs, labels = (~all_hold([tf.reduce_all(tf.math.is_finite(part)) for part in parts]) for parts in local)
+        cause = where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))
         is_new = fault if self._limit is None else fault & (in_a_row < self._limit)
-        new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, found])
+        new = tf.stack([run, step, tf.constant(-1, tf.int64) if batch is None else batch, cause])
         assign(strategy, self.numbers, where(is_new, new, numbers))
         assign(strategy, self.flags, where(is_new, flags, self.flags.read_value()))
         overflows = 0 if loss_scale is None else tf.cast(trains_any & ~fault, tf.int64)
@@ -184,8 +184,9 @@ class Faults:
         """The names of the weights that are not finite now; a skipped update has not changed them."""
         variables = {id(variable): variable for module in self._network.modules for variable in module_variables(module)}
         with tf.init_scope():
-            values = [(each, tf.convert_to_tensor(each)) for each in variables.values() if each.dtype.is_floating]
-            return [variable_name(each) for each, value in values if not tf.reduce_all(tf.math.is_finite(value))]
+            floats = [variable for variable in variables.values() if variable.dtype.is_floating]
+            finite = [bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(variable)))) for variable in floats]
+            return [variable_name(variable) for variable, is_finite in zip(floats, finite) if not is_finite]
 
 
 def _now(variable: tf.Variable) -> list[Any]:

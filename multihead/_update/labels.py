@@ -71,16 +71,16 @@ def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None
 
     def counted(k: int, head: NamedHead, representation: Nested) -> Nested:
         def count() -> list[tf.Tensor]:
-            read, given = rows_for(head, representation, of_head)
-            return [head.count(given.targets, head.predict(read, given.targets, training=False), given.weights)]
+            read, labelled = rows_for(head, representation, of_head)
+            return [head.count(labelled.targets, head.predict(read, labelled.targets, training=False), labelled.weights)]
 
         of_head: Nested = labels[k]
         total = computed_if(tf.reduce_any(of_head.weights > 0), count, [tf.zeros([0], tf.int32)])[0]
         return of_head._replace(counts=total * tf.one_hot(0, tf.shape(of_head.weights)[0], dtype=total.dtype))
 
     have_count = [head.loss.has_count and each is not None for head, each in zip(network.heads, labels)]
-    found = _in_inference(network, inputs, have_count, counted)
-    return [before if after is None else after for before, after in zip(labels, found)]
+    with_count = _in_inference(network, inputs, have_count, counted)
+    return [before if after is None else after for before, after in zip(labels, with_count)]
 
 
 def _in_inference(network: Network, inputs: Nested, chosen: Sequence[bool], compute: Function) -> list[Nested]:
@@ -127,8 +127,14 @@ def runs(head: NamedHead, computed: tf.Tensor, labels: Labels) -> tf.Tensor:
 
 def count_labels(labels: Sequence[Labels | None], dtype: tf.DType) -> tf.Tensor:
     """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
-    counted = [each if each is None else each.weights if each.counts is None else each.counts for each in labels]
-    return tf.stack([tf.zeros([], dtype) if each is None else tf.cast(tf.reduce_sum(each), dtype) for each in counted])
+    sums = []
+    for of_head in labels:
+        if of_head is None:
+            sums.append(tf.zeros([], dtype))
+        else:
+            counted = of_head.weights if of_head.counts is None else of_head.counts
+            sums.append(tf.cast(tf.reduce_sum(counted), dtype))
+    return tf.stack(sums)
 
 
 def count_over_replicas(

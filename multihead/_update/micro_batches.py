@@ -87,9 +87,9 @@ def accumulate(
             micro_batch = tf.nest.map_structure(_with_a_row, micro_batch)
 
         def computed() -> list[Gradient]:
-            found = tf.nest.flatten(compute(micro_batch))
+            part_sums = tf.nest.flatten(compute(micro_batch))
             return [
-                tf.convert_to_tensor(each) if is_dense and isinstance(each, tf.IndexedSlices) else each for each in found
+                tf.convert_to_tensor(each) if is_dense and isinstance(each, tf.IndexedSlices) else each for each in part_sums
             ]
 
         return computed_if(has_examples, computed, flat_shapes)
@@ -107,12 +107,12 @@ def accumulate(
             call.get_concrete_function(open_batch_size(batch))
         with tf.control_dependencies([each for each in tf.nest.flatten(sums, expand_composites=True) if each is not None]):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
-            found = call(copied(micro_batches[i]))
+            part_sums = call(copied(micro_batches[i]))
         if in_loops:
-            found = _with_others(call, batch, micro_batches.number, found)
-        sums = plus(sums, found[:number]) if sums else found[:number]
+            part_sums = _with_others(call, batch, micro_batches.number, part_sums)
+        sums = plus(sums, part_sums[:number]) if sums else part_sums[:number]
         if kept is not None:
-            kept.append(tf.nest.pack_sequence_as(shapes[1], found[number:]))
+            kept.append(tf.nest.pack_sequence_as(shapes[1], part_sums[number:]))
     return tf.nest.pack_sequence_as(shapes if kept is None else shapes[0], sums)
 
 
@@ -120,8 +120,8 @@ def _with_others(call: Function, batch: MicroBatch, number: int, first: list[Gra
     """The results of the first micro-batch of a batch, plus those of the others, in a loop."""
 
     def add(place: tf.Tensor, present: list[Gradient]) -> tuple[tf.Tensor, list[Gradient]]:
-        found = plus(with_none(present, like=first), call(_part(batch, place, number)))
-        return place + 1, [each for each in found if each is not None]
+        part_sums = plus(with_none(present, like=first), call(_part(batch, place, number)))
+        return place + 1, [each for each in part_sums if each is not None]
 
     present = [each for each in first if each is not None]
     shapes = [  # sparse gradients gain rows

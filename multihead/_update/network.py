@@ -96,14 +96,14 @@ class Network:
         """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
         measured = tuple(head for head in heads if not head.is_trained and head.metric_specs)
         heads = tuple(head for head in heads if head.is_trained)
-        of_encoder = list(getattr(encoder, "trainable_variables", []))
-        in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
-        of_modules = [list(getattr(head.module, "trainable_variables", [])) for head in heads]
-        found = {id(tensor_variable(variable)): variable for variables in of_modules for variable in variables}
-        of_heads = [variable for key, variable in found.items() if key not in in_encoder]
-        in_heads = {id(tensor_variable(variable)): i for i, variable in enumerate(of_heads)}
+        encoder_variables = list(getattr(encoder, "trainable_variables", []))
+        in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(encoder_variables)}
+        module_variables = [list(getattr(head.module, "trainable_variables", [])) for head in heads]
+        by_id = {id(tensor_variable(variable)): variable for variables in module_variables for variable in variables}
+        head_variables = [variable for key, variable in by_id.items() if key not in in_encoder]
+        in_heads = {id(tensor_variable(variable)): i for i, variable in enumerate(head_variables)}
         own, shared = [], []
-        for head, variables in zip(heads, of_modules):
+        for head, variables in zip(heads, module_variables):
             variables += predictions[head.name].read_by_loss
             keys = list(dict.fromkeys(id(tensor_variable(variable)) for variable in variables))
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
@@ -115,7 +115,7 @@ class Network:
         return cls(
             encoder=encoder,
             heads=heads,
-            variables=ByOwner(encoder=of_encoder, heads=of_heads, weighting=learned),
+            variables=ByOwner(encoder=encoder_variables, heads=head_variables, weighting=learned),
             own=tuple(own),
             shared=tuple(shared),
             learned_by=owners,
@@ -179,33 +179,33 @@ class Network:
         By whether they change, a boolean scalar; `factors` are those of learning rates, one for each of the variables.
         """
         changing = {i for i, factor in enumerate(factors) if callable(factor)}
-        found = list[tuple[tf.Tensor, list[tf.Variable]]]()
+        changes = list[tuple[tf.Tensor, list[tf.Variable]]]()
         for layer, learns, trains in self._learning_layers if changing else []:
             if self._is_frozen(learns, trains, self.frozen) or not self._is_frozen(learns, trains, self.frozen | changing):
                 continue
-            of_layer = {factors[i]: values_at([factors[i]], step)[0] for i in changing & {*learns, *trains}}
-            is_zero = {factor: tf.equal(value, 0) for factor, value in of_layer.items()}
+            by_factor = {factors[i]: values_at([factors[i]], step)[0] for i in changing & {*learns, *trains}}
+            is_zero = {factor: tf.equal(value, 0) for factor, value in by_factor.items()}
 
             def frozen(i: int, is_zero: Nested = is_zero) -> tf.Tensor:
                 return is_zero[factors[i]] if i in changing else tf.constant(i in self.frozen or i < 0)
 
             flags = [tf.reduce_all([frozen(i) for i in trains])] if trains else []
             moves = ~tf.reduce_any([*flags, *map(frozen, learns)])
-            found.append((moves, own_state(layer)))
-        return found
+            changes.append((moves, own_state(layer)))
+        return changes
 
     @property
     def _learning_layers(self) -> list[tuple[Layer, list[int], list[int]]]:
         """The layers that change variables of their own, with the positions of what they assign to and what they train."""
         positions = {id(tensor_variable(variable)): i for i, variable in enumerate(self.variables.all)}
-        found = []
+        layers = []
         for layer, module in self.with_state:
             learns = [variable for variable in own_state(layer) if variable.trainable]
             trains = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
             # Those that are not among the trained variables have the position -1, which counts as frozen.
-            places = ([positions.get(id(tensor_variable(each)), -1) for each in of] for of in (learns, trains))
-            found.append((layer, *places))
-        return found
+            places = ([positions.get(id(tensor_variable(one)), -1) for one in variables] for variables in (learns, trains))
+            layers.append((layer, *places))
+        return layers
 
     @staticmethod
     def _is_frozen(learns: Sequence[int], trains: Sequence[int], frozen: Collection[int]) -> bool:
@@ -217,9 +217,9 @@ class Network:
     def metrics_of_layers(self) -> list[Metric]:
         """The metrics that the trainer itself and the layers of the modules keep, each once, in the order of Keras."""
         modules = [*self.modules, *(head.module for head in self.measured)]
-        found = [metric for each in modules for metric in metrics_of_layers(each)]
-        own = [] if self.trainer is None else self.trainer._metrics
-        return list({id(metric): metric for metric in (*own, *found)}.values())
+        metrics = [] if self.trainer is None else list(self.trainer._metrics)
+        metrics += [metric for module in modules for metric in metrics_of_layers(module)]
+        return list({id(metric): metric for metric in metrics}.values())
 
     @property
     def losses_of_trainer(self) -> dict[int, tuple[str, Function]]:
@@ -229,8 +229,8 @@ class Network:
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass in training mode may change, such as moving averages."""
-        found = [variable for module in self.modules for variable in state_variables(module)]
-        return list({id(variable): variable for variable in found}.values())
+        variables = [variable for module in self.modules for variable in state_variables(module)]
+        return list({id(variable): variable for variable in variables}.values())
 
 
 def read_different_tensors(network: Network) -> list[tuple[int, int]]:
@@ -242,8 +242,8 @@ def read_different_tensors(network: Network) -> list[tuple[int, int]]:
 def sum_of(losses: Sequence[tf.Tensor | None], dtype: tf.DType | None = None) -> tf.Tensor | None:
     """The sum of some losses, in at least float32, or of a dtype; None for none."""
     present = [loss for loss in losses if loss is not None]
-    found = [tf.cast(loss, dtype or precision_of([each.dtype for each in present])) for loss in present]
-    return tf.add_n(found) if found else None
+    dtype = dtype or precision_of([loss.dtype for loss in present])
+    return tf.add_n([tf.cast(loss, dtype) for loss in present]) if present else None
 
 
 def loss_of_call(module: Layer) -> tf.Tensor | None:
@@ -256,16 +256,16 @@ def loss_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor | No
 
     Those of heads alone count if one of them is active, the encoder's if it takes part: `encoder`, or None if it does.
     """
-    found = dict[int, tuple[str, Function]]({**losses_of_weights(network.encoder), **network.losses_of_trainer})
-    of_encoder, owners = set(found), dict[int, list[int]]()
+    losses = dict[int, tuple[str, Function]]({**losses_of_weights(network.encoder), **network.losses_of_trainer})
+    encoder_losses, owners = set(losses), dict[int, list[int]]()
     for k, head in enumerate(network.heads):
-        for key, each in losses_of_weights(head.module).items():
-            found[key] = each
+        for key, named_loss in losses_of_weights(head.module).items():
+            losses[key] = named_loss
             owners.setdefault(key, []).append(k)
     values = []
-    for key, (name, loss) in found.items():
+    for key, (name, loss) in losses.items():
         value = _scalar(name, loss())
-        counts = encoder if key in of_encoder else tf.reduce_any(tf.gather(active, owners[key]))
+        counts = encoder if key in encoder_losses else tf.reduce_any(tf.gather(active, owners[key]))
         if value is not None and counts is not None:
             value = where(counts, value, 0.0)
         values.append(value)
@@ -279,8 +279,8 @@ def gradients_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(tensors)
         loss = loss_of_weights(network, active, encoder)
-    found = {} if loss is None else dict(zip(trained, tape.gradient(loss, tensors)))
-    return loss, network.variables.like([found.get(i) for i in range(len(network.variables.all))])
+    gradients = {} if loss is None else dict(zip(trained, tape.gradient(loss, tensors)))
+    return loss, network.variables.like([gradients.get(i) for i in range(len(network.variables.all))])
 
 
 def _scalar(name: str, loss: Tensor) -> tf.Tensor | None:

@@ -57,9 +57,9 @@ class Sums(NamedTuple):
         """The gradients of `network.variables.heads` over all replicas, with loss-dependent factors, or None."""
         totals: list[Gradient] = [None] * len(network.variables.heads)
         for k, positions in enumerate(network.own):
-            for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
-                of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
-                totals[i] = added(totals[i], added(of_loss, of_added))
+            for i, head_loss, module_loss in zip(positions, self.own[k], self.added_own[k]):
+                head_loss = head_loss if factors is None else scaled(head_loss, factors[k])
+                totals[i] = added(totals[i], added(head_loss, module_loss))
         return list(replicas.all_reduce_sum(totals))
 
 
@@ -77,15 +77,15 @@ class EncoderPass:
             self._added_loss = loss_of_call(network.encoder)
         self._representation = DetachedRepresentation(representation)
 
-    def through_encoder(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
+    def through_encoder(self, leaf_gradients: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
         """A backward pass: one gradient per encoder variable, from one per leaf; with the losses that the encoder adds."""
-        of_each = zip(self._representation.attached, of_leaves)
-        pairs = [(leaf, like_complex(gradient, leaf)) for leaf, gradient in of_each if gradient is not None]
+        leaves = zip(self._representation.attached, leaf_gradients)
+        pairs = [(leaf, like_complex(gradient, leaf)) for leaf, gradient in leaves if gradient is not None]
         if with_added and self._added_loss is not None:
             pairs.append((self._added_loss, self._fraction_of_encoder()))
         outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
-        found = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
-        return [found.get(id(tensor)) for tensor in self.network.encoder_tensors]
+        gradients = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
+        return [gradients.get(id(tensor)) for tensor in self.network.encoder_tensors]
 
     def _fraction(self) -> tf.Tensor:
         """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
@@ -104,9 +104,10 @@ class EncoderPass:
         if scale is not None:
             factors = [factor * tf.cast(scale, factor.dtype) for factor in factors]
         cast = [tf.cast(factor, loss.dtype) for factor, loss in zip(factors, losses)]
-        found = tape.gradient(losses, sources, output_gradients=cast)
-        found = found if scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
-        return dict(zip(map(id, sources), found))
+        gradients = tape.gradient(losses, sources, output_gradients=cast)
+        if scale is not None:
+            gradients = [scaled(gradient, 1.0 / scale) for gradient in gradients]
+        return dict(zip(map(id, sources), gradients))
 
 
 class HeadsPass(EncoderPass):
@@ -116,50 +117,53 @@ class HeadsPass(EncoderPass):
         super().__init__(network, micro_batch.inputs, weights, num_backward=num_backward)
         measure(network.measured, self._representation.nest, micro_batch.measured)
         self._factors = tf.unstack(weights.per_element)
-        self._heads = [self._of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]
-        self.at_representation: Rows = [of_loss.representation for of_loss, _ in self._heads]
+        self._heads = [self._losses_of(k, labels) for k, labels in enumerate(micro_batch.labels)]
+        self.at_representation: Rows = [head_loss.representation for head_loss, _ in self._heads]
         # One tensor per leaf of the representation, or None: of the losses that the heads' modules have added
-        self.of_added = total([of_added.representation for _, of_added in self._heads])
+        self.added_at_representation = total([module_loss.representation for _, module_loss in self._heads])
 
     def sums(self, *, is_measured: bool) -> Sums:
         """The sums; if the micro-batch `is_measured`, norms show gradients at the representation that are not finite."""
-        broken, of_encoder, dtype = [], self._added_loss, self._weights.counts.dtype
-        of_encoder = None if of_encoder is None else tf.cast(of_encoder, dtype) * self._fraction_of_encoder()
-        for of_loss, of_added in self._heads:
-            found = [*of_added.representation, *of_loss.shared, *of_added.shared]
-            found += [] if is_measured else of_loss.representation
-            broken.append(~all_hold([is_finite(gradient) for gradient in found if gradient is not None]))
+        broken, encoder_loss, dtype = [], self._added_loss, self._weights.counts.dtype
+        encoder_loss = None if encoder_loss is None else tf.cast(encoder_loss, dtype) * self._fraction_of_encoder()
+        for head_loss, module_loss in self._heads:
+            gradients = [*module_loss.representation, *head_loss.shared, *module_loss.shared]
+            gradients += [] if is_measured else head_loss.representation
+            broken.append(~all_hold([is_finite(gradient) for gradient in gradients if gradient is not None]))
         return Sums(
-            losses=tf.stack([tf.cast(of_loss.value, dtype) for of_loss, _ in self._heads]),
-            added_loss=sum_of([of_encoder, *(of_added.value for _, of_added in self._heads)]),
-            own=[of_loss.own for of_loss, _ in self._heads],
-            added_own=[of_added.own for _, of_added in self._heads],
+            losses=tf.stack([tf.cast(head_loss.value, dtype) for head_loss, _ in self._heads]),
+            added_loss=sum_of([encoder_loss, *(module_loss.value for _, module_loss in self._heads)]),
+            own=[head_loss.own for head_loss, _ in self._heads],
+            added_own=[module_loss.own for _, module_loss in self._heads],
             broken=tf.cast(tf.stack(broken), tf.float32),
         )
 
-    def _of_head(self, k: int, labels: Labels | None) -> HeadLosses:
+    def _losses_of(self, k: int, labels: Labels | None) -> HeadLosses:
         """The pass of head `k`: zeros and None without targets; under a condition if the head may be idle."""
         network, leaves = self.network, self._representation.leaves
         computed = self._weights.participation.computed[k]
         if labels is None:
             own, shared = ([None] * len(of[k]) for of in (network.own, network.shared))
-            of_loss = LossGradients(tf.constant(0.0), [None] * len(leaves), own, shared)
-            return of_loss, of_loss._replace(value=None)
+            head_loss = LossGradients(tf.constant(0.0), [None] * len(leaves), own, shared)
+            return head_loss, head_loss._replace(value=None)
         if computed is None:
-            return self._head(k, labels)
+            return self._computed_losses_of(k, labels)
         real = [as_real(leaf) for leaf in leaves]
-        shapes = ([tf.shape(each) for each in of] for of in (real, network.own_tensors(k), network.shared_tensors(k)))
+        sources = real, network.own_tensors(k), network.shared_tensors(k)
+        shapes = ([tf.shape(tensor) for tensor in tensors] for tensors in sources)
         scalar = tf.zeros([0], tf.int32)
-        of_loss = LossGradients(scalar, *shapes)
+        head_loss = LossGradients(scalar, *shapes)
         # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
-        both = of_loss, of_loss._replace(value=None if tf.executing_eagerly() else scalar)
-        found = computed_if(
-            runs(network.heads[k], computed, labels), lambda: tf.nest.flatten(self._head(k, labels)), tf.nest.flatten(both)
+        both = head_loss, head_loss._replace(value=None if tf.executing_eagerly() else scalar)
+        flat = computed_if(
+            runs(network.heads[k], computed, labels),
+            lambda: tf.nest.flatten(self._computed_losses_of(k, labels)),
+            tf.nest.flatten(both),
         )
-        of_loss, of_added = tf.nest.pack_sequence_as(both, found)
-        return of_loss, of_added
+        head_loss, module_loss = tf.nest.pack_sequence_as(both, flat)
+        return head_loss, module_loss
 
-    def _head(self, k: int, labels: Labels) -> HeadLosses:
+    def _computed_losses_of(self, k: int, labels: Labels) -> HeadLosses:
         """Forward and backward pass of head `k`, down to the representation; also updates its metrics."""
         network, representation, factor = self.network, self._representation, self._factors[k]
         head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
@@ -172,61 +176,61 @@ class HeadsPass(EncoderPass):
             losses, weights = head.losses(labels.targets, predictions, labels.weights)
             added_loss = loss_of_call(head.module)
 
-        def gradients(value: tf.Tensor, loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
-            found = self._gradients(tape, [loss], sources, [factor])
-            at_leaves = [found.get(id(leaf)) for leaf in representation.leaves]
+        def with_gradients(value: tf.Tensor, loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
+            by_source = self._gradients(tape, [loss], sources, [factor])
+            at_leaves = [by_source.get(id(leaf)) for leaf in representation.leaves]
             return LossGradients(
                 value=value,
-                representation=[None if each is None else as_real(tf.convert_to_tensor(each)) for each in at_leaves],
-                own=[found.get(id(tensor)) for tensor in own],
-                shared=[found.get(id(tensor)) for tensor in shared],
+                representation=[None if leaf is None else as_real(tf.convert_to_tensor(leaf)) for leaf in at_leaves],
+                own=[by_source.get(id(tensor)) for tensor in own],
+                shared=[by_source.get(id(tensor)) for tensor in shared],
             )
 
         # Elements without a label have a weight of 0, so that nothing of their loss counts.
-        of_loss = gradients(sum_of_losses(losses, weights), losses, tf.cast(factor, weights.dtype) * weights)
-        of_added = tf.nest.map_structure(lambda _: None, of_loss)
+        head_loss = with_gradients(sum_of_losses(losses, weights), losses, tf.cast(factor, weights.dtype) * weights)
+        module_loss = tf.nest.map_structure(lambda _: None, head_loss)
         if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
             fraction = where(factor > 0, self._fraction(), 0.0)
-            of_added = gradients(tf.cast(added_loss, fraction.dtype) * fraction, added_loss, fraction)
+            module_loss = with_gradients(tf.cast(added_loss, fraction.dtype) * fraction, added_loss, fraction)
         head.update_metrics(labels.in_units, predictions, labels.weights, read)
-        reaches_encoder = any(each is not None for each in (*of_loss.representation, *shared))
+        reaches_encoder = any(gradient is not None for gradient in (*head_loss.representation, *shared))
         if head.reads_floats(representation.nest) and not reaches_encoder:
-            _refuse_or_warn(head.name, trains_own=any(each is not None for each in of_loss.own))
-        return of_loss, of_added
+            _refuse_or_warn(head.name, trains_own=any(gradient is not None for gradient in head_loss.own))
+        return head_loss, module_loss
 
-    def backward(self, of_losses: list[Gradient] | None = None, factors: tf.Tensor | None = None) -> list[Gradient]:
+    def backward(self, at_leaves: list[Gradient] | None = None, factors: tf.Tensor | None = None) -> list[Gradient]:
         """One gradient per encoder variable, in one backward pass: of all added losses and the heads' combined losses.
 
-        `of_losses` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
+        `at_leaves` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
         are those of the heads' losses in it. Without both, only the added losses count.
         """
-        leaves = self.of_added if of_losses is None else total([of_losses, self.of_added])
-        found = self.through_encoder(leaves, with_added=True)
-        return with_shared(self.network, found, self.shared, factors)
+        leaves = self.added_at_representation if at_leaves is None else total([at_leaves, self.added_at_representation])
+        gradients = self.through_encoder(leaves, with_added=True)
+        return with_shared(self.network, gradients, self.shared, factors)
 
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
-        rows = [self.through_encoder(each, with_added=False) for each in self.at_representation]
-        for k, (of_loss, _) in enumerate(self.shared):
-            for i, gradient in zip(self.network.shared[k], of_loss):
+        rows = [self.through_encoder(row, with_added=False) for row in self.at_representation]
+        for k, (head_loss, _) in enumerate(self.shared):
+            for i, gradient in zip(self.network.shared[k], head_loss):
                 rows[k][i] = added(rows[k][i], gradient)
         return rows
 
     @property
     def shared(self) -> Shared:
         """The heads' gradients of the encoder's variables that their modules also contain."""
-        return [(of_loss.shared, of_added.shared) for of_loss, of_added in self._heads]
+        return [(head_loss.shared, module_loss.shared) for head_loss, module_loss in self._heads]
 
 
 def with_shared(network: Network, gradients: list[Gradient], shared: Shared, factors: tf.Tensor | None) -> list[Gradient]:
     """The encoder's gradients with those that come from heads that use its variables, times the factors of their losses."""
-    found = list(gradients)
-    for k, (of_losses, of_added) in enumerate(shared):
-        for i, of_loss, of_call in zip(network.shared[k], of_losses, of_added):
+    sums = list(gradients)
+    for k, (head_gradients, module_gradients) in enumerate(shared):
+        for i, by_head, by_module in zip(network.shared[k], head_gradients, module_gradients):
             if factors is not None:
-                found[i] = added(found[i], scaled(of_loss, factors[k]))
-            found[i] = added(found[i], of_call)
-    return found
+                sums[i] = added(sums[i], scaled(by_head, factors[k]))
+            sums[i] = added(sums[i], by_module)
+    return sums
 
 
 def _refuse_or_warn(name: str, *, trains_own: bool) -> None:

@@ -41,15 +41,15 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
     # gradients are combined, once; each head keeps its own variables' gradients.
-    parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
+    parts = [MicroBatch(batch.inputs, trained, measured) for batch, (trained, measured) in zip(batches, labels)]
     micro_batches = MicroBatches(parts, spec.methods.num_micro_batches)
     with _exchanges_explained(spec):
         sums, losses, combined = spec.methods.backward.gradients(network, micro_batches, weights)
     own = sums.of_heads(network, losses.factors)
 
     # 4. Regularizers of weights, which have no micro-batches and no replicas.
-    loss_of_weights, of_weights = gradients_of_weights(network, participation.active, participation.encoder)
-    combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
+    loss_of_weights, regularizers = gradients_of_weights(network, participation.active, participation.encoder)
+    combined = combined._replace(gradients=plus(combined.gradients, regularizers.encoder))
     loss_of_weights = None if loss_of_weights is None else replicas.part_of(loss_of_weights)
 
     # 5. What the weighting learns.
@@ -58,13 +58,13 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     if combined.is_measured is not None:
         with unchecked():
             seen = where(combined.is_measured, norms, float("nan"))
-    found = ByOwner(combined.gradients, plus(own, of_weights.heads), losses.learned(norms))
+    gradients = ByOwner(combined.gradients, plus(own, regularizers.heads), losses.learned(norms))
     return Update(
-        gradients=found,
-        clipped=found,
+        gradients=gradients,
+        clipped=gradients,
         step=step,
         participation=participation,
-        broken=Broken.of_gradients(network, found).with_losses(participation.active, sums.losses, sums.broken, norms),
+        broken=Broken.of_gradients(network, gradients).with_losses(participation.active, sums.losses, sums.broken, norms),
         # A head whose weight is 0 at this step may have been computed all the same.
         loss_sums=where(participation.active, sums.losses, 0.0),
         counts=where(participation.active, local_counts, 0.0),

@@ -63,10 +63,10 @@ def times(rows: Rows, factors: tf.Tensor | None) -> Rows:
 
 def total(rows: Rows) -> list[Gradient]:
     """The sum over the heads."""
-    found = list(rows[0])
+    sums = list(rows[0])
     for row in rows[1:]:
-        found = [added(a, b) for a, b in zip(found, row)]
-    return found
+        sums = [added(a, b) for a, b in zip(sums, row)]
+    return sums
 
 
 def squared_norms(rows: Rows) -> tf.Tensor:
@@ -90,6 +90,6 @@ def cosines_of(products: tf.Tensor) -> tf.Tensor:
     norms = tf.sqrt(tf.linalg.diag_part(products))
     scales = norms[..., :, tf.newaxis] * norms[..., tf.newaxis, :]
     is_known = scales > 0
-    found = tf.cast(tf.clip_by_value(products / where(is_known, scales, 1.0), -1.0, 1.0), tf.float32)
+    cosines = tf.cast(tf.clip_by_value(products / where(is_known, scales, 1.0), -1.0, 1.0), tf.float32)
     with unchecked():
-        return where(is_known, found, float("nan"))
+        return where(is_known, cosines, float("nan"))

@@ -72,7 +72,7 @@ def unfitted_heads(heads: Sequence[NamedHead]) -> list[NamedHead]:
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:
-    """Checks that the scalings of all targets are given or learned."""
+    """Checks that the scalings of all targets are known."""
     lacking = unfitted_heads(heads)
     if lacking:
         raise ValueError(
@@ -116,9 +116,9 @@ def fit_scalings(
     heads = unfitted_heads(heads)
     if not heads and data.is_arrays:
         return
-    found = moments_of(spec, heads, (as_tensors(unpack(batch, names)) for batch in batches), eagerly=eagerly)
+    moments = moments_of(spec, heads, (as_tensors(unpack(batch, names)) for batch in batches), eagerly=eagerly)
     for head in heads:
-        _learn(head, _over_workers(found[head.name], strategy))
+        _learn(head, _over_workers(moments[head.name], strategy))
 
 
 def moments_of(
@@ -141,12 +141,12 @@ def moments_of(
         return present
 
     measure: Function = compute if eagerly else graph_function(compute, reduce_retracing=True)
-    found: dict[str, Moments] = {}
+    by_name: dict[str, Moments] = {}
     for batch in batches:
         for name, moments in (measure(batch) if heads else {}).items():
-            found[name] = found[name].plus(moments) if name in found else moments
+            by_name[name] = by_name[name].plus(moments) if name in by_name else moments
     none = Moments(np.zeros([]), np.zeros([]), np.zeros([]))
-    return {head.name: found.get(head.name, none) for head in heads}
+    return {head.name: by_name.get(head.name, none) for head in heads}
 
 
 def _learn(head: NamedHead, moments: Moments) -> None:
@@ -169,10 +169,10 @@ def _learn(head: NamedHead, moments: Moments) -> None:
 def fit_scalings_to(batches: Sequence[Batch], spec: UpdateSpec, *, eagerly: bool) -> None:
     """Learns the scalings that are not known from some batches, as far as these have labels."""
     heads = unfitted_heads(spec.network.heads)
-    found = moments_of(spec, heads, batches if heads else [], eagerly=eagerly)
+    moments = moments_of(spec, heads, batches if heads else [], eagerly=eagerly)
     for head in heads:
-        if np.any(found[head.name].number):
-            _learn(head, found[head.name])
+        if np.any(moments[head.name].number):
+            _learn(head, moments[head.name])
 
 
 def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments:

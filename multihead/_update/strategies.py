@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -28,8 +29,15 @@ from multihead._update.update import Combined
 from multihead._update.weights import Losses, LossWeights, depends_on_losses
 from multihead.balancing import Balancer
 
-Found = tuple[Sums, Losses, Combined]
+Gathered = tuple[Sums, Losses, Combined]
 """The sums on this replica that do not depend on how the heads are combined; the losses and the gradient over all."""
+
+
+class Reuse(NamedTuple):
+    """Coefficients of an earlier update, for the updates between two that compute their own."""
+
+    solves: tf.Tensor  # whether this update computes its own, a boolean scalar
+    coefficients: tf.Tensor  # `[num_heads]`: those to use if it does not
 
 
 @dataclass(frozen=True)
@@ -44,27 +52,25 @@ class BackwardStrategy(ABC):
     passes = ""  # of a micro-batch through the encoder, as text, unless it is one forward and one backward pass
 
     @abstractmethod
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
         """The gradients of an update."""
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
 
-    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-        """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
+    def _reuse(self, weights: LossWeights) -> Reuse | None:
+        """The coefficients of earlier updates that this one may use; None if every update computes its own."""
         if self.balancer is None or not self.may_reuse or in_xla():
-            return None, None
-        found = self.balancer.known(weights.step, weights.participation.trains_encoder)
-        if found is None:
-            return None, None
-        solves, coefficients = found
-        return solves, where(weights.participation.trains_encoder, coefficients, 0.0)
+            return None
+        trains_encoder = weights.participation.trains_encoder
+        known = self.balancer.known(weights.step, trains_encoder)
+        return None if known is None else Reuse(known[0], where(trains_encoder, known[1], 0.0))
 
     def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
         """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
         num_heads, encoder = len(network.heads), shapes_of(network.encoder_tensors)
         vector, own = tf.constant([num_heads]), [shapes_of(network.own_tensors(k)) for k in range(num_heads)]
-        added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._of_head`
+        added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._losses_of`
         sums = Sums(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
         products = None if self.measure is None else tf.constant([num_heads, num_heads])
         return sums, encoder, [encoder] * num_heads if has_rows else [], products
@@ -76,14 +82,14 @@ class CombinedFirst(BackwardStrategy):
     Those of several micro-batches are added: their coefficients are known before the update.
     """
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
         lags = self.balancer is not None and self.balancer.lags and not depends_on_losses(weights.weighting)
         if lags or len(micro_batches) > 1:
             return self._added(network, micro_batches, weights)
-        found = HeadsPass(network, micro_batches[0], weights)
-        sums = found.sums(is_measured=self.measure is not None)
+        heads = HeadsPass(network, micro_batches[0], weights)
+        sums = heads.sums(is_measured=self.measure is not None)
         losses = Losses(weights, sums.losses)
-        rows, square = times(found.at_representation, losses.factors), None
+        rows, square = times(heads.at_representation, losses.factors), None
         products = reduced(self._measured(rows), None)
         if self.balancer is not None and "gradients" in self.balancer.uses:
             matrices = [as_rows(column) for column in zip(*rows)]
@@ -91,21 +97,21 @@ class CombinedFirst(BackwardStrategy):
         else:
             coefficients = coefficients_of(self.balancer, losses, products)
             leaves = total(rows if self.balancer is None else times(rows, coefficients))
-        encoder = replicas.all_reduce_sum(found.backward(leaves, losses.times_factors(coefficients)))
+        encoder = replicas.all_reduce_sum(heads.backward(leaves, losses.times_factors(coefficients)))
         return sums, losses, Combined(encoder, coefficients, products, products, square, leaves=rows)
 
-    def _added(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+    def _added(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
         known = None if self.balancer is None else self.balancer.known(weights.step, weights.participation.trains_encoder)
         factors = None if known is None else where(weights.participation.trains_encoder, known[1], 0.0)
 
-        def of_micro_batch(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights)
-            rows, sums = found.at_representation, found.sums(is_measured=self.measure is not None)
-            encoder = found.backward(total(times(rows, factors)), tf.ones([len(rows)]) if factors is None else factors)
+        def one_micro_batch(micro_batch: MicroBatch) -> Nested:
+            heads = HeadsPass(network, micro_batch, weights)
+            rows, sums = heads.at_representation, heads.sums(is_measured=self.measure is not None)
+            encoder = heads.backward(total(times(rows, factors)), tf.ones([len(rows)]) if factors is None else factors)
             return sums, encoder, [], self._measured(rows)
 
         shapes = self._shapes(network, has_rows=False)
-        sums, encoder, _, products = accumulate(of_micro_batch, micro_batches, shapes)
+        sums, encoder, _, products = accumulate(one_micro_batch, micro_batches, shapes)
         losses, products = Losses(weights, sums.losses), reduced(products, None)
         encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(self.balancer, losses, products)
         return sums, losses, Combined(encoder, coefficients, products, products)
@@ -116,23 +122,23 @@ class PassPerHead(BackwardStrategy):
 
     passes = "forward once and backward once for each head"
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
-        solves, known = self._reused(weights)
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
+        reuse = self._reuse(weights)
 
-        def of_micro_batch(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights, num_backward=len(network.heads) + 1)
-            sums, products = found.sums(is_measured=False), self._measured(found.at_representation)
-            if solves is None:
-                return sums, found.backward(), found.by_head(), products
-            return sums, *_apart_or_combined(found, solves, known), products
+        def one_micro_batch(micro_batch: MicroBatch) -> Nested:
+            heads = HeadsPass(network, micro_batch, weights, num_backward=len(network.heads) + 1)
+            sums, products = heads.sums(is_measured=False), self._measured(heads.at_representation)
+            if reuse is None:
+                return sums, heads.backward(), heads.by_head(), products
+            return sums, *_apart_or_combined(heads, reuse), products
 
         shapes = self._shapes(network, has_rows=True) if len(micro_batches) > 1 else None
-        sums, rest, rows, products = accumulate(of_micro_batch, micro_batches, shapes)
+        sums, rest, rows, products = accumulate(one_micro_batch, micro_batches, shapes)
         losses = Losses(weights, sums.losses)
         at_representation = reduced(products, losses.factors)
         if self.at_parameters:
             rest, rows = replicas.all_reduce_sum(rest), [replicas.all_reduce_sum(row) for row in rows]
-            return sums, losses, self._balanced(network, rest, rows, losses, at_representation, solves)
+            return sums, losses, self._balanced(network, rest, rows, losses, at_representation, reuse)
         coefficients = coefficients_of(self.balancer, losses, at_representation)
         encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
         return sums, losses, Combined(encoder, coefficients, at_representation, at_representation)
@@ -144,46 +150,47 @@ class PassPerHead(BackwardStrategy):
         rows: Rows,
         losses: Losses,
         at_representation: tf.Tensor | None,
-        solves: tf.Tensor | None,
+        reuse: Reuse | None,
     ) -> Combined:
         """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
-        square, is_measured = None, solves
+        square, is_measured = None, None if reuse is None else reuse.solves
         if self.balancer is not None and "gradients" in self.balancer.uses:
             is_measured, matrices = None, []
             for variable, *column in zip(network.encoder_tensors, *rows):  # dense: methods have state per parameter
                 dense = [tf.zeros_like(variable) if each is None else tf.convert_to_tensor(each) for each in column]
                 matrices += [matrix.times(losses.factors) for matrix in [as_rows(dense)] if matrix is not None]
             products = gramian([matrix.values for matrix in matrices], len(rows))
-            found, coefficients, square = combine_matrices(self.balancer, losses, matrices, products)
+            balanced, coefficients, square = combine_matrices(self.balancer, losses, matrices, products)
         else:
-            if solves is None:
+            if is_measured is None:
                 products = inner_products(rows)
             else:
                 size = [len(rows)] * 2
-                products = tf.cond(solves, lambda: inner_products(rows), lambda: tf.zeros(size, tf.float64))
+                products = tf.cond(is_measured, lambda: inner_products(rows), lambda: tf.zeros(size, tf.float64))
             products = weighted(products, losses.factors)
             coefficients = coefficients_of(self.balancer, losses, products)
-            found = total(times(rows, losses.times_factors(coefficients)))
-        combined = plus(rest, found)
+            balanced = total(times(rows, losses.times_factors(coefficients)))
+        combined = plus(rest, balanced)
         return Combined(combined, coefficients, products, at_representation, square, is_measured, rows)
 
 
-def _apart_or_combined(found: HeadsPass, solves: tf.Tensor, factors: tf.Tensor) -> tuple[list[Gradient], Rows]:
-    """The gradients of added losses and those of each head, if a condition holds; otherwise of the losses times factors.
+def _apart_or_combined(heads: HeadsPass, reuse: Reuse) -> tuple[list[Gradient], Rows]:
+    """The gradients of added losses and those of each head; where coefficients are reused, those of the combined losses.
 
     The heads' own gradients are then zeros in a graph, and None in eager mode.
     """
+    (solves, factors), tensors, num_heads = reuse, heads.network.encoder_tensors, len(heads.at_representation)
 
     def combined() -> list[Gradient]:
-        return found.backward(total(times(found.at_representation, factors)), factors)
+        return heads.backward(total(times(heads.at_representation, factors)), factors)
 
-    tensors, num_heads = found.network.encoder_tensors, len(found.at_representation)
     if tf.executing_eagerly():  # where a gradient that does not exist stays None
-        return (found.backward(), found.by_head()) if solves else (combined(), [[None] * len(tensors)] * num_heads)
+        return (heads.backward(), heads.by_head()) if solves else (combined(), [[None] * len(tensors)] * num_heads)
     shapes = shapes_of(tensors)
-    either = plus(computed_if(solves, found.backward, shapes), computed_if(~solves, combined, shapes))
-    rows = iter(computed_if(solves, lambda: list(chain(*found.by_head())), shapes * num_heads))
-    return either, [[next(rows) for _ in shapes] for _ in range(num_heads)]
+    either = plus(computed_if(solves, heads.backward, shapes), computed_if(~solves, combined, shapes))
+    flat = computed_if(solves, lambda: list(chain(*heads.by_head())), shapes * num_heads)
+    starts = range(0, len(flat), len(tensors)) if tensors else [0] * num_heads
+    return either, [flat[start : start + len(tensors)] for start in starts]
 
 
 def reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor | None:

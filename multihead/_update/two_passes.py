@@ -24,7 +24,7 @@ from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import Network
 from multihead._update.passes import EncoderPass, HeadsPass, Shared, shapes_of, with_shared
 from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, times, total
-from multihead._update.strategies import BackwardStrategy, CombinedFirst, Found, PassPerHead, coefficients_of, reduced
+from multihead._update.strategies import BackwardStrategy, CombinedFirst, Gathered, PassPerHead, coefficients_of, reduced
 from multihead._update.update import Combined, RollBack
 from multihead._update.weights import Losses, LossWeights
 
@@ -43,8 +43,8 @@ class Repeatable(NamedTuple):
 
         def forward(inputs: Nested) -> list[tf.Tensor]:
             with in_inference_mode(network.frozen_layers):
-                found = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True)).attached
-            leaves[:] = map(as_real, found)
+                outputs = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True)).attached
+            leaves[:] = map(as_real, outputs)
             return leaves
 
         try:
@@ -52,9 +52,10 @@ class Repeatable(NamedTuple):
         except Exception:  # noqa: BLE001 - the step itself says what is wrong with the encoder
             return None
         names = {id(outside): inside.name for outside, inside in graph.captures}
-        others = {id(each) for head in (*network.heads, *network.measured) for each in state_variables(head.module)}
-        own = [each for each in state_variables(network.encoder) if id(each) not in others and hasattr(each, "handle")]
-        held = {names[id(each.handle)]: each for each in own if id(each.handle) in names}
+        heads = (*network.heads, *network.measured)
+        others = {id(variable) for head in heads for variable in state_variables(head.module)}
+        own = [one for one in state_variables(network.encoder) if id(one) not in others and hasattr(one, "handle")]
+        held = {names[id(variable.handle)]: variable for variable in own if id(variable.handle) in names}
         written = written_resources(graph.get_operations())
         is_exact = not kinds_with_state(graph) and written <= held.keys() and random_numbers() == before
         is_exact &= all(leaf.shape.rank is not None for leaf in leaves)
@@ -67,7 +68,7 @@ class Repeatable(NamedTuple):
 class _Sums(NamedTuple):
     """The sums of the first pass."""
 
-    found: Nested  # the sums that do not depend on how the heads are combined
+    common: Nested  # the sums that do not depend on how the heads are combined
     encoder: list[Gradient]  # one per encoder variable, where coefficients are reused; None elsewhere
     shared: Shared
     products: tf.Tensor | None  # inner products
@@ -76,8 +77,8 @@ class _Sums(NamedTuple):
 class _Kept(NamedTuple):
     """The gradients at the representation that a micro-batch keeps."""
 
-    of_losses: Rows  # of each head's loss
-    of_added: list[Gradient]  # of the losses that the heads' modules have added
+    heads: Rows  # of each head's loss
+    added: list[Gradient]  # of the losses that the heads' modules have added
 
 
 @dataclass(frozen=True)
@@ -87,25 +88,26 @@ class TwoPasses(BackwardStrategy):
     repeatable: Repeatable = Repeatable((), ())
     passes = "forward twice and backward once"
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Found:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
         if len(micro_batches) == 1 or in_xla():  # in XLA, micro-batches that are empty have no size that is known
-            way = CombinedFirst if len(micro_batches) == 1 else PassPerHead
-            return way(self.balancer, self.measure).gradients(network, micro_batches, weights)
-        solves, known = self._reused(weights)
+            strategy = CombinedFirst if len(micro_batches) == 1 else PassPerHead
+            return strategy(self.balancer, self.measure).gradients(network, micro_batches, weights)
+        reuse = self._reuse(weights)
         before, kept, nothing = RollBack(self.repeatable.state), list[Nested](), [None] * len(network.encoder_tensors)
 
         def first(micro_batch: MicroBatch) -> Nested:
-            found = HeadsPass(network, micro_batch, weights, num_backward=0 if solves is None else 1)
-            rows, encoder = found.at_representation, nothing
-            if solves is not None:
-                combined = lambda: found.backward(total(times(rows, known)), known)  # noqa: E731
-                encoder = _if(~solves, combined, shapes_of(network.encoder_tensors), nothing)
-            sums = found.sums(is_measured=self.measure is not None)
-            return _Sums(sums, encoder, found.shared, self._measured(rows)), _Kept(rows, found.of_added)
+            heads = HeadsPass(network, micro_batch, weights, num_backward=0 if reuse is None else 1)
+            rows, encoder = heads.at_representation, nothing
+            if reuse is not None:
+                known = reuse.coefficients
+                combined = lambda: heads.backward(total(times(rows, known)), known)  # noqa: E731
+                encoder = _if(~reuse.solves, combined, shapes_of(network.encoder_tensors), nothing)
+            sums = heads.sums(is_measured=self.measure is not None)
+            return _Sums(sums, encoder, heads.shared, self._measured(rows)), _Kept(rows, heads.added_at_representation)
 
         def second(repeated: MicroBatch) -> Nested:
             gradients: Nested = repeated.labels  # a `_Kept`
-            leaves = total([*times(gradients.of_losses, factors), gradients.of_added])
+            leaves = total([*times(gradients.heads, factors), gradients.added])
             return EncoderPass(network, repeated.inputs, weights).through_encoder(leaves, with_added=True)
 
         def again() -> list[Gradient]:
@@ -118,26 +120,26 @@ class TwoPasses(BackwardStrategy):
 
         parts = list(micro_batches)
         if tf.executing_eagerly():
-            parts = [each for each in parts if batch_size(each.inputs) > 0] or parts[:1]
+            parts = [part for part in parts if batch_size(part.inputs) > 0] or parts[:1]
         inputs = [part.inputs for part in parts]
-        sums = accumulate(first, MicroBatches(parts, 1), self._shapes_of_first(network, solves is not None), kept)
-        losses = Losses(weights, sums.found.losses)
+        sums = accumulate(first, MicroBatches(parts, 1), self._shapes_of_first(network, reuse is not None), kept)
+        losses = Losses(weights, sums.common.losses)
         products = reduced(sums.products, losses.factors)
         coefficients = coefficients_of(self.balancer, losses, products)
         factors = losses.times_factors(coefficients)
-        if solves is None:
+        if reuse is None:
             encoder = again()
         else:
-            encoder = plus(sums.encoder, _if(solves, again, shapes_of(network.encoder_tensors), nothing))
-        return sums.found, losses, Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
+            encoder = plus(sums.encoder, _if(reuse.solves, again, shapes_of(network.encoder_tensors), nothing))
+        return sums.common, losses, Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
 
     def _shapes_of_first(self, network: Network, may_reuse: bool) -> tuple[_Sums, _Kept]:
         """The dense shapes of the results of the first pass."""
-        found, encoder, _, products = self._shapes(network, has_rows=False)
+        common, encoder, _, products = self._shapes(network, has_rows=False)
         of_heads = [shapes_of(network.shared_tensors(k)) for k in range(len(network.heads))]
         leaves = [tf.constant([size or 0 for size in shape], tf.int32) for shape in self.repeatable.leaves]
         encoder, shared = encoder if may_reuse else [None] * len(encoder), [(of_head, of_head) for of_head in of_heads]
-        return _Sums(found, encoder, shared, products), _Kept([leaves] * len(network.heads), leaves)
+        return _Sums(common, encoder, shared, products), _Kept([leaves] * len(network.heads), leaves)
 
 
 def _if(condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Nested, nothing: Nested) -> list[Gradient]:

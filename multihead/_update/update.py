@@ -12,7 +12,7 @@ from multihead._ground.types import Gradient
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner
-from multihead._update.participation import Participation
+from multihead._update.participation import Flag, Participation
 from multihead._update.representation import Rows, cosines_of
 from multihead._update.weights import Losses
 from multihead.rates import Rates
@@ -44,8 +44,7 @@ class Combined(NamedTuple):
     # The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads' gradients times
     # their coefficients; otherwise None
     square: tf.Tensor | None = None
-    # Whether `gramian` was computed, a boolean scalar; otherwise it is zero. None: always.
-    is_measured: tf.Tensor | None = None
+    is_measured: Flag = None  # whether `gramian` was computed; otherwise it is zero
     # For each head, the gradients of its loss over all replicas, one per encoder variable, without loss-dependent factors;
     # empty if they are not known
     rows: Rows = ()

@@ -19,8 +19,8 @@ from multihead.weighting import Weighting
 def head_weights_at(heads: Sequence[NamedHead], step: tf.Tensor) -> tf.Tensor:
     """`[num_heads]`: the weights of the heads after `step` updates, before the weighting."""
     weights = [head.weight_at(step) for head in heads]
-    dtype = precision_of([each.dtype for each in weights])
-    weights = tf.stack([tf.cast(each, dtype) for each in weights])
+    dtype = precision_of([weight.dtype for weight in weights])
+    weights = tf.stack([tf.cast(weight, dtype) for weight in weights])
     if not any(head.has_weight_function for head in heads):
         return weights
     message = f"`weight` of a head must be at least 0 at every step; the heads are {quoted(head.name for head in heads)}"
@@ -41,8 +41,9 @@ def weigh(
     Active heads that do not train the encoder count as they are.
     """
     active, trains_encoder = participation.active, participation.trains_encoder
-    found = weighting.weigh(tf.cast(losses, tf.float32), trains_encoder, **weighting.used(step=step))  # as its variables are
-    factors, total = (tf.cast(each, losses.dtype) for each in found)
+    used = weighting.used(step=step)
+    factors, total = weighting.weigh(tf.cast(losses, tf.float32), trains_encoder, **used)  # as its variables are
+    factors, total = tf.cast(factors, losses.dtype), tf.cast(total, losses.dtype)
     if trains_encoder is active:
         return factors, total
     others = active & ~trains_encoder
