@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ from multihead._data.batch import Batch
 from multihead._ground.keras import first_replica_variable, tensor_variable
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
-from multihead._ground.types import Layer, Nested, Optimizer
+from multihead._ground.types import Layer, Nested
 from multihead._ground.validation import quoted
 from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
@@ -26,7 +26,7 @@ from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
 from multihead.heads._value import is_zero
-from multihead.rates import Rates, periods_of
+from multihead.rates import periods_of
 from multihead.telemetry._logs import LogMetrics
 
 
@@ -93,14 +93,20 @@ def build(
         weighting.build((sum(head.is_trained for head in heads),))
     network = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
     methods = _built_methods(network, options, shapes, trainer.balancer)
-    if earlier is None:
+    before = None if earlier is None else earlier.spec.running
+    if before is None:
         _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
-        running = _first_running(network, options, trainer.optimizer, idle)
+        built = build_optimizer(trainer.optimizer, network.variables.all)
+        slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
+        enabled = first_replica_variable(tf.constant([float(head.name not in idle) for head in network.heads]))
     else:
-        running = replace(earlier.spec.running, periods=_periods(network, options))
-        if not running.faults.fits(network):
-            running = replace(running, faults=_new_faults(network, options))
-    spec = UpdateSpec(network, methods, running)
+        slots, enabled = before.slots, before.enabled
+    if before is not None and before.faults.fits(network):
+        faults = before.faults
+    else:
+        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
+    periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
+    spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
     return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
 
 
@@ -124,26 +130,6 @@ def _built_methods(network: Network, options: CompileOptions, shapes: Shapes, ba
         num_micro_batches=options.micro_batches,
         clip=options.clip,
     )
-
-
-def _first_running(network: Network, options: CompileOptions, optimizer: Optimizer, idle: Sequence[str]) -> Running:
-    """What a trainer has that was not built since `compile`: an optimizer without updates."""
-    slots = build_optimizer(optimizer, network.variables.all)
-    return Running(
-        slots=[[tensor_variable(slot) for slot in of_variable] for of_variable in slots],
-        enabled=first_replica_variable(tf.constant([float(head.name not in idle) for head in network.heads])),
-        faults=_new_faults(network, options),
-        check_labels=options.check_labels,
-        periods=_periods(network, options),
-    )
-
-
-def _new_faults(network: Network, options: CompileOptions) -> Faults:
-    return Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
-
-
-def _periods(network: Network, options: CompileOptions) -> tuple[Rates, ...]:
-    return periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
 
 
 def _warn_of_reads(network: Network, *, are_balanced: bool) -> None:

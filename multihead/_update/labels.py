@@ -29,6 +29,11 @@ class Labels(NamedTuple):
     counts: tf.Tensor | None = None
 
     @property
+    def counted(self) -> tf.Tensor:
+        """What the count is the sum of."""
+        return self.weights if self.counts is None else self.counts
+
+    @property
     def in_units(self) -> tf.Tensor:
         """The targets in their own units, for metrics."""
         return self.targets if self.unscaled is None else self.unscaled
@@ -127,14 +132,8 @@ def runs(head: NamedHead, computed: tf.Tensor, labels: Labels) -> tf.Tensor:
 
 def count_labels(labels: Sequence[Labels | None], dtype: tf.DType) -> tf.Tensor:
     """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
-    sums = []
-    for of_head in labels:
-        if of_head is None:
-            sums.append(tf.zeros([], dtype))
-        else:
-            counted = of_head.weights if of_head.counts is None else of_head.counts
-            sums.append(tf.cast(tf.reduce_sum(counted), dtype))
-    return tf.stack(sums)
+    sums = [tf.zeros([]) if of_head is None else tf.reduce_sum(of_head.counted) for of_head in labels]
+    return tf.stack([tf.cast(count, dtype) for count in sums])
 
 
 def count_over_replicas(

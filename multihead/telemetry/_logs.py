@@ -191,7 +191,8 @@ class LogMetrics:
         total, weighted = None, losses * update.losses.loss_weights.of_heads
         if self.spec.methods.weighting is not None:  # its total need not be a sum over heads
             total, weighted = update.losses.total, tf.zeros_like(losses)
-        self._show_added(update.added_loss)
+        if update.added_loss is not None:  # those of training alone are not known before
+            self.show_added()
         of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
         is_usable = applied & tf.math.is_finite(tf.add_n(of_examples)) if of_examples else applied
         examples = where(is_usable, update.losses.loss_weights.examples, 0.0)
@@ -203,7 +204,8 @@ class LogMetrics:
 
     def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
         """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
-        self._show_added(added)
+        if added is not None:
+            self.show_added()
         nothing, of_examples = tf.zeros([self._num_statistics]), [0.0 if added is None else added * examples, 0.0]
         self._add(Part(losses, counts), Part(nothing, nothing), of_examples, examples, tf.zeros_like(losses))
 
@@ -218,11 +220,6 @@ class LogMetrics:
         added = Part(tf.convert_to_tensor(of_examples, self.spec.network.dtype), tf.fill([2], examples))
         parts = [losses, statistics, added, Part(weighted, losses.counts)]
         self.sums.add([part for part in parts if part is not None])
-
-    def _show_added(self, loss: tf.Tensor | None) -> None:
-        """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
-        if loss is not None:
-            self.show_added()
 
     def show_added(self) -> None:
         """Shows the losses that layers add from now on."""
