@@ -49,11 +49,11 @@ def page() -> str:
         "# What `keras.Model` has",
         "",
         "Each public name of `keras.Model`, on Keras 2 and Keras 3, and what it is in a `MultiHeadTrainer`. Written by",
-        "`docs/keras_table.py`; `tests/keras/test_table_of_keras.py` checks each row.",
+        "`docs/keras_table.py`; `tests/keras/test_table_of_keras.py` checks each name.",
         "",
-        "| name | in a trainer |",
+        "| in a trainer | names |",
         "| --- | --- |",
-        *(f"| `{name}` | {kind} |" for name, kind in kinds().items()),
+        *(f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in ROWS.items()),
     ]
     return "\n".join(lines) + "\n"
 
