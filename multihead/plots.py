@@ -109,7 +109,7 @@ def _draw(run: object, names: Sequence[str], draw: Callable[[Axis, Run, str], No
 
 
 def _draw_lines(axis: Axis, run: Run, name: str) -> None:
-    """A line for each head, on a logarithmic axis if all values are above 0 and they are far apart."""
+    """A line per head, on a logarithmic axis if all values are above 0 and they are far apart."""
     for k, head in enumerate(run.heads):
         values = run.values.get(f"{head}_{name}", np.full(len(run.steps), np.nan))
         known, start = np.isfinite(values), 1.0

@@ -87,7 +87,7 @@ def colour(k: int) -> str:
 
 
 def bars(axis: Axis, message: str, names: Sequence[str], values: np.ndarray, texts: Sequence[str]) -> None:
-    """Horizontal bars with a text at the end of each; non-finite values have no bar."""
+    """Horizontal bars with texts at their ends; non-finite values have no bar."""
     finite = np.where(np.isfinite(values), values, 0.0)
     axis.barh(range(len(names)), finite, height=0.6, color=[colour(k) for k in range(len(names))])
     for k, text in enumerate(texts):
@@ -101,7 +101,7 @@ def bars(axis: Axis, message: str, names: Sequence[str], values: np.ndarray, tex
 
 
 def heat_map(axis: Axis, message: str, names: Sequence[str], values: np.ndarray) -> None:
-    """The pairs below the diagonal of a matrix of cosines, from -1 (orange) to 1 (purple), each with its number."""
+    """The pairs below the diagonal of a matrix of cosines, from -1 (orange) to 1 (purple), with their numbers."""
     rows, columns = (names[1:], names[:-1]) if len(names) > 1 else (names, names)
     shown = np.where(np.tri(len(rows), dtype=bool), values[-len(rows) :, : len(rows)], np.nan)
     axis.pcolormesh(np.ma.masked_invalid(shown), vmin=-1, vmax=1, cmap="PuOr", edgecolors="white", lw=2)

@@ -55,7 +55,7 @@ def draw_front(
 
 
 def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) -> None:
-    """A point for each variant, a line over those with fixed weights, and an arrow to each at equal cost."""
+    """A point per variant, a line over those with fixed weights, and arrows to those at equal cost."""
     known = {point.name: point for point in points}
     for at_equal_cost, style in ((False, "-"), (True, "--")):
         fixed = [list(point.means) for point in points if point.role == "fixed" and bool(point.base) == at_equal_cost]
@@ -76,7 +76,7 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
 
 
 def _label_points(figure: Figure, axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
-    """Names at the right edge, apart from each other, in the order of their points' heights, with lines to the points."""
+    """Names at the right edge, apart from one another, in the order of their points' heights, with lines to the points."""
     figure.draw_without_rendering()
     heights = (axis.transData + axis.transAxes.inverted()).transform(list(ends.values()))[:, 1]
     order, apart = np.argsort(heights), 1.3 * 9 * figure.dpi / 72 / axis.get_window_extent().height
@@ -91,7 +91,7 @@ def _label_points(figure: Figure, axis: Axis, ends: Mapping[str, Sequence[float]
 
 
 def _parallel(figure: Figure, axis: Axis, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
-    """A line for each variant over the heads: its relative change against alone, above 0 is better."""
+    """A line per variant over the heads: its relative change against alone, above 0 is better."""
     ends, places = {}, np.arange(len(names))
     for point in points:
         changes = np.asarray(point.changes, float)

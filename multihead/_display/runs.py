@@ -22,9 +22,9 @@ class Run:
 
     Attributes:
         heads: The heads' names, including heads that were added or dropped during the run.
-        steps: `[lines]`: the number of updates after each line's, or of epochs.
+        steps: `[lines]`: the number of updates, or of epochs, after that of the line.
         values: By name, `[lines]` statistics; NaN where an update does not have one.
-        validation_steps: `[epochs]`: the number of updates after each epoch with validation.
+        validation_steps: `[epochs]`: the number of updates after the epochs with validation.
         validation: By name (`val_...`), `[epochs]` values.
         name: The name of the run beside others.
         unit: What `steps` count: `"updates"`, or `"epochs"`, whose values are means already.

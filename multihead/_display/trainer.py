@@ -53,7 +53,7 @@ def _kind_and_size(module: Layer, rate: Rate) -> tuple[str, str]:
 
 
 def size_of(variables: Iterable[Variable]) -> int:
-    """The number of elements of variables, each of which counts once."""
+    """The number of elements of variables, without duplicates."""
     once = {id(variable): variable for variable in variables}.values()
     return sum(int(tf.TensorShape(variable.shape).num_elements() or 0) for variable in once)
 

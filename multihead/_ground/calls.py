@@ -98,7 +98,7 @@ def omit_retracing_warning(function: object) -> None:
     """Keeps the functions of TensorFlow that are in one from warning of retracing.
 
     TensorFlow adds up the traces of all functions with the same code. Those of Keras, and of this package, are the same code
-    for each trainer, which traces its own, so that the third one would be warned of.
+    for all trainers, which trace their own, so that the third one would cause a warning.
     """
     waiting: list[Any] = [function]
     seen: set[int] = set()
@@ -297,7 +297,7 @@ def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = Non
 def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
     """A context in which layers run in inference mode, whatever runs them; the layers in them do not.
 
-    Replicas are threads that wait for each other inside of it, so that the last one to leave it ends it.
+    Replicas are threads that wait for one another inside of it, so that the last one to leave it ends it.
     """
     for layer in layers:
         count, stack = _INSIDE.get(id(layer), (0, ExitStack()))

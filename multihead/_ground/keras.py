@@ -21,10 +21,10 @@ Value = TypeVar("Value")
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3  # which has its own variable class and optimizers
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 
-# Whether each metric in a flat list passed to `compile` is for all outputs even if there are as many of each.
+# Whether each metric in a flat list passed to `compile` is for all outputs even if there are as many metrics as outputs.
 METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 
-# Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
+# Whether every epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
 SEQUENCES_BEGIN_ANEW = not KERAS_3
 
 # The losses and metrics of Keras 3 that Keras 2 does not have, by their names in lower case and without underscores.
@@ -195,7 +195,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
         self._shown = shown
 
     def _update_progbar(self, batch: int, logs: Logs = None) -> None:
-        """Called by Keras after each batch of training and evaluation, by Keras 2 under another name."""
+        """Called by Keras after a batch of training or evaluation, by Keras 2 under another name."""
         logs = self._shown(logs or {})
         if KERAS_3:
             super()._update_progbar(batch, logs)
@@ -206,7 +206,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
     _batch_update_progbar = _update_progbar
 
     def _finalize_progbar(self, logs: Logs, *counter: object) -> None:
-        """Called by Keras after each epoch and evaluation."""
+        """Called by Keras after an epoch or an evaluation."""
         super()._finalize_progbar(self._shown(logs or {}), *counter)
 
 

@@ -113,7 +113,7 @@ def run_in_graphs(module: Layer) -> None:
 
 
 def losses_of_call(module: Layer) -> list[tuple[str, tf.Tensor]]:
-    """The losses that the latest call of a module has added, each with the name of its layer."""
+    """The losses that the latest call of a module has added, with the names of their layers."""
     if not isinstance(module, keras.layers.Layer):
         return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
     by_layer = [(layer.name, layer._losses if KERAS_3 else layer._eager_losses) for layer in all_layers(module)]

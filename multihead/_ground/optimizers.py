@@ -19,7 +19,7 @@ from multihead._ground.tensors import in_dtype, map_values, where
 from multihead._ground.types import Function, Gradient, Optimizer, Tensor, Variable
 from multihead._ground.validation import in_short
 
-# The variables that an optimizer was built for, by identity, each with its slots.
+# The variables that an optimizer was built for, by identity, with their slots.
 _BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, dict[int, tuple[Variable, list[Variable]]]] = weakref.WeakKeyDictionary()
 
 
@@ -86,9 +86,9 @@ def optimizer_classes() -> dict[str, type]:
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list[list[Variable]]:
-    """Builds the optimizer on all variables and returns the slots that it has created for each of them.
+    """Builds the optimizer on all variables and returns the slots that it has created, per variable.
 
-    These are the variables that it derives from a variable, and those in its lists of one for each variable. An optimizer
+    These are the variables that it derives from a variable, and those in its lists with one per variable. An optimizer
     that was built before, for all of these variables, keeps its slots.
 
     Raises:
@@ -304,7 +304,7 @@ def apply_reduced_gradients(
 def _decay(
     strategy: tf.distribute.Strategy, optimizer: Optimizer, variables: Sequence[Variable], factors: Sequence[Tensor]
 ) -> None:
-    """Decays each variable as the optimizer itself does before an update, times a factor."""
+    """Decays variables as the optimizer itself does before an update, times a factor."""
     if not KERAS_3:
         optimizer._compute_current_learning_rate()
     rate = tf.convert_to_tensor(tensor_variable(optimizer.learning_rate))

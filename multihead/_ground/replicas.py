@@ -76,7 +76,7 @@ def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
 def over_replicas(results: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Computes results of metrics over all replicas, inside a replica.
 
-    Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
+    Keras 3 would return the replicas' own results; Keras 2 would add up the results of the replicas.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

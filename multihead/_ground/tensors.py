@@ -256,7 +256,7 @@ class Rows(NamedTuple):
     restore: Callable[[tf.Tensor], Gradient]  # converts `[n]` values back to a gradient of the tensor
 
     def times(self, factors: tf.Tensor | None) -> Rows:
-        """Multiplies each row by its factor, `[num_heads]`; unchanged for None."""
+        """Multiplies the rows by their factors, `[num_heads]`; unchanged for None."""
         if factors is None:
             return self
         return self._replace(values=self.values * tf.cast(factors, self.values.dtype)[:, tf.newaxis])

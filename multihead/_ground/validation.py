@@ -58,7 +58,7 @@ def quoted(names: Iterable[object], most: int | None = None) -> str:
 
 
 def described(representation: Nested) -> str:
-    """A nest of tensors or specs as text: its keys, and the shape of each tensor."""
+    """A nest of tensors or specs as text: its keys, and the shapes of its tensors."""
     if isinstance(representation, Mapping):
         return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
     if isinstance(representation, (tuple, list)):
@@ -161,7 +161,7 @@ def check_dense(argument: str, value: object) -> None:
         )
 
 
-# What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
+# What TensorFlow makes of an assertion: its data, in brackets, then the name of the operation.
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
 
 # TensorFlow's report of a worker that no longer answers.

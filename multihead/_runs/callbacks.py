@@ -55,7 +55,7 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _encoded_state(callback: Callback, place: int) -> dict[str, tuple[object, dict[str, np.ndarray]]]:
-    """The attributes of a callback that can be written as JSON, each with its own arrays."""
+    """The attributes of a callback that can be written as JSON, with their own arrays."""
     state = callback.get_run_state() if hasattr(callback, "get_run_state") else vars(callback)
     encoded = {}
     for name, value in state.items():
@@ -92,7 +92,7 @@ class CallbackStates:
         return saved
 
     def restore(self, saved: Sequence[Config], arrays: Mapping[str, np.ndarray]) -> None:
-        """Gives each callback the state of the saved one of the same class, in order."""
+        """Gives the callbacks the states of the saved ones of the same classes, in order."""
         remaining = list(saved)
         for callback in self._callbacks:
             entry = next((candidate for candidate in remaining if candidate["class"] == type(callback).__name__), None)

@@ -109,7 +109,7 @@ class SavedRun:
         self._entered = random_numbers()
 
     def begin(self, data: Data, validation: Data | None, call: FitCall) -> int:
-        """Loads the checkpoint, if there is one; returns the seed with which the data are shuffled in each process."""
+        """Loads the checkpoint, if there is one; returns the seed with which the data are shuffled in every process."""
         if data.specs is None:
             raise ValueError(
                 "`Checkpoint` requires data whose shapes are known before training. "

@@ -31,7 +31,7 @@ def _modules_by_name(trainer: Trainer) -> dict[str, Layer]:
 
 
 def variables_of(trainer: Trainer) -> dict[str, tf.Variable]:
-    """The variables of a built trainer that training changes, each once.
+    """The variables of a built trainer that training changes, without duplicates.
 
     Their names are made of the part that they belong to and a number, because names of layers differ between two trainers
     in one process.
@@ -119,7 +119,7 @@ def describe(trainer: Trainer, variables: Mapping[str, tf.Variable]) -> dict[str
 
 
 def values_of(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
-    """The values of variables, in dtypes that NumPy can write; those of each replica where they differ."""
+    """The values of variables, in dtypes that NumPy can write; those of all replicas where they differ."""
     values = {}
     for name, variable in variables.items():
         parts = [_written(part) for part in _replica_copies(variable)]

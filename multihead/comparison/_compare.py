@@ -15,7 +15,7 @@ from multihead._ground.types import Config, Dataset, Optimizer, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._findings import relative_changes
-from multihead.comparison._jobs import Compute, Line, Lines, key_of, named, open_lines, workers
+from multihead.comparison._jobs import Compute, Line, Lines, key_of, lines_by_name, open_lines, workers
 from multihead.comparison._probe import check_variant, probe
 from multihead.comparison._result import Comparison
 from multihead.comparison._run import measure_cost, run
@@ -144,11 +144,11 @@ def compare(
         budget=budget,
     )
     by_name = read_variants(variants, build)
-    twice = (by_name if equal_cost else ()) if isinstance(equal_cost, bool) else equal_cost
-    twice = [check_choice("equal_cost", name, list(by_name)) for name in twice]
+    equal_cost_names = (by_name if equal_cost else ()) if isinstance(equal_cost, bool) else equal_cost
+    equal_cost_names = [check_choice("equal_cost", name, list(by_name)) for name in equal_cost_names]
     number = check_positive_whole("processes", processes)
     with open_lines(file) as lines, workers(study, number, [*by_name.values()]) as compute:
-        return _Steps(study, by_name, lines, compute, verbose).all(twice, metrics)
+        return _Steps(study, by_name, lines, compute, verbose).all(equal_cost_names, metrics)
 
 
 class _Steps:
@@ -159,8 +159,8 @@ class _Steps:
         self._metrics: dict[str, list[str]] = {}
         self._baselines: dict[str, float] = {}  # the score of each head alone on the tuning seeds
 
-    def all(self, twice: Sequence[str], metrics: object) -> Comparison:
-        """All steps; `twice` are the variants that are trained at equal cost, too."""
+    def all(self, equal_cost_names: Sequence[str], metrics: object) -> Comparison:
+        """All steps; `equal_cost_names` are the variants that are trained at equal cost, too."""
         study = self._study
         first = Job(TUNE, Variant(ALONE), "", 0, study.rates[0])
         ((_, settings),) = self._compute(probe, [(first, metrics)])
@@ -176,7 +176,9 @@ class _Steps:
         alone = self._tuned(alone)
         rates = {job.head: job.rate for job in alone}
         joint = [replace(job, head_rates=job.head_rates and rates) for job in joint]
-        joint = self._tuned(joint + [self._at_equal_cost(job, alone) for job in joint if job.variant.name in twice])
+        joint = self._tuned(
+            joint + [self._at_equal_cost(job, alone) for job in joint if job.variant.name in equal_cost_names]
+        )
         final = [replace(job, kind=FINAL, seed=seed) for seed in study.seeds for job in (*alone, *joint)]
         self._run(final)
         wanted = {key_of(job.line) for job in final}
@@ -185,7 +187,7 @@ class _Steps:
 
     def _check_variants(self, jobs: Sequence[Job]) -> None:
         """Starts every variant that is new or has a `build`, so that errors come before the first run, and records it."""
-        known = named(self._lines.lines, "variant")
+        known = lines_by_name(self._lines.lines, "variant")
         doubtful = [job for job in jobs if job.variant.name not in known or job.variant.build is not None]
         arguments = [(job, self._metrics) for job in doubtful]
         starts = {job.variant.name: start for (job, _), start in self._compute(check_variant, arguments)}
@@ -202,7 +204,7 @@ class _Steps:
     def _at_equal_cost(self, job: Job, alone: Sequence[Job]) -> Job:
         """A variant with as many updates as take the time of all single-task models; measured unless it is known."""
         name = job.variant.name
-        line = named(self._lines.lines, "cost").get(name)
+        line = lines_by_name(self._lines.lines, "cost").get(name)
         if line is None:
             ((_, cost),) = self._compute(measure_cost, [(job, *alone)])
             line = self._lines.append(cost)
@@ -231,7 +233,7 @@ class _Steps:
             tuned.append(replace(job, rate=rates[best]))
             own = {"head_rates": dict(job.head_rates)} if job.head_rates else {}
             line = {"chosen": job.label, "rate": rates[best], "rates": list(rates), **own}
-            if named(self._lines.lines, "chosen").get(job.label) != line:
+            if lines_by_name(self._lines.lines, "chosen").get(job.label) != line:
                 self._lines.append(line)
         return tuned
 
@@ -260,7 +262,7 @@ class _Steps:
 
     def _check_equal(self, last: Line) -> None:
         """Checks that runs of a seed had the same batches in the same order and, with an equal `build`, the same start."""
-        variants = named(self._lines.lines, "variant")
+        variants = lines_by_name(self._lines.lines, "variant")
         own = {name: name if "build" in line["how"] else None for name, line in variants.items()}
         for line in self._lines.runs().values():
             if line["seed"] != last["seed"]:

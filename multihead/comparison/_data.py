@@ -1,4 +1,4 @@
-"""The data of a comparison: the same batches in the same order for each variant, and the proof of it."""
+"""The data of a comparison: the same batches in the same order for every variant, and the proof of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS = (TRAIN, VALIDATION, TEST)
 
 
 def data_parts(data: Dataset, seed: int) -> dict[str, Dataset]:
-    """The parts of the data for a seed, each a data set of batches or a tuple `(x, y)` or `(x, y, sample_weight)`."""
+    """The parts of the data for a seed: data sets of batches, or tuples `(x, y)` or `(x, y, sample_weight)`."""
     parts = data(seed) if callable(data) else data
     received = f"a dict of {quoted(parts)}" if isinstance(parts, Mapping) else f"{type(parts).__name__}"
     unknown = [name for name in parts if name not in _PARTS] if isinstance(parts, Mapping) else []
@@ -51,7 +51,7 @@ def _read_part(name: str, received: object) -> Dataset:
 
 
 def check_targets(parts: Mapping[str, Dataset], heads: Collection[str]) -> None:
-    """Checks that each part has targets for every head, and for no other."""
+    """Checks that all parts have targets for every head, and for no other."""
     for name, part in parts.items():
         elements = part.element_spec if isinstance(part, tf.data.Dataset) else part
         targets = elements[1] if isinstance(elements, tuple) and len(elements) > 1 else {}

@@ -13,7 +13,7 @@ from multihead._display.drawing import plain
 from multihead._ground.types import Comparison
 from multihead._ground.validation import check_between, quoted
 from multihead.comparison._data import TEST
-from multihead.comparison._jobs import named
+from multihead.comparison._jobs import lines_by_name
 from multihead.comparison._study import ALONE, AT_EQUAL_COST
 from multihead.diagnosis._statistics import interval, student_quantile
 
@@ -160,7 +160,7 @@ def _mean_as_text(values: np.ndarray) -> str:
 
 
 def findings_of(comparison: Comparison) -> list[str]:
-    """Sentences: each variant against the single-task models, costs, and what to be careful about."""
+    """Sentences: the variants against the single-task models, costs, and what to be careful about."""
     words, same = [], {"within noise": "within the noise of seeds", "unknown": "not comparable"}
     for variant in joint_of(comparison):
         differences = [(head, comparison.difference(variant, head)) for head in comparison.heads]
@@ -225,7 +225,9 @@ def _cautions(comparison: Comparison) -> list[str]:
         words.append(
             f"Of {number} intervals, about {plain(0.05 * number)} exclude 0 by chance: repeat surprises with other seeds."
         )
-    grids = {name: line["rates"] for name, line in named(comparison.lines, "chosen").items() if name in comparison.rates}
+    grids = {
+        name: line["rates"] for name, line in lines_by_name(comparison.lines, "chosen").items() if name in comparison.rates
+    }
     at_edge = [name for name, grid in grids.items() if len(grid) > 1 and comparison.rates[name] in (grid[0], grid[-1])]
     if at_edge:
         rates = ", ".join(f"{name!r} ({comparison.rates[name]:g})" for name in at_edge)

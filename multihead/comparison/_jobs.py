@@ -37,8 +37,8 @@ def read_file(path: str | os.PathLike[str]) -> list[Line]:
     return read_lines(path, kind, "settings", lambda line, number: number > 1 or "settings" in line, hint)
 
 
-def named(lines: Sequence[Line], kind: str) -> dict[str, Line]:
-    """The last line of each variant or single-task model of a kind: `"chosen"`, `"cost"` or `"variant"`."""
+def lines_by_name(lines: Sequence[Line], kind: str) -> dict[str, Line]:
+    """By variant or single-task model, its last line of a kind: `"chosen"`, `"cost"` or `"variant"`."""
     return {line[kind]: line for line in lines if kind in line and "run" not in line}
 
 

@@ -1,4 +1,4 @@
-"""Before the first run: what a comparison must know of the trainer and the data, and whether each variant suits them."""
+"""Before the first run: what a comparison must know of the trainer and the data, and whether the variants suit them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multihead._ground.keras import STACK
 from multihead._ground.types import Config
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
 from multihead.comparison._data import TEST, TRAIN, VALIDATION, batches_of, batches_per_epoch
-from multihead.comparison._run import built, start
+from multihead.comparison._run import new_trainer, start
 from multihead.comparison._study import Job, Study, as_text
 from multihead.heads import Head
 from multihead.heads._directions import direction
@@ -97,7 +97,7 @@ def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]
     if job.variant.build is None:
         return start(study, job)[2]
     argument = job.variant.build_argument
-    one, other = built(study, replace(job.variant, build=None)), built(study, job.variant)
+    one, other = new_trainer(study, replace(job.variant, build=None)), new_trainer(study, job.variant)
     if sorted(one.heads) != sorted(other.heads):
         raise ValueError(
             f"`{argument}` must return a trainer with the heads of `build`: {quoted(one.heads)}. "
@@ -113,7 +113,7 @@ def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]
                 f"another {quoted(differ)} ({shown}). Give the head the same loss, metrics and scaling."
             )
     first, second = (start(study, job)[2] for _ in range(2))
-    if other is built(study, job.variant) or first != second:
+    if other is new_trainer(study, job.variant) or first != second:
         raise ValueError(
             f"`{argument}` must make a new trainer with the same initial weights whenever it is called with the same seeds. "
             "Received: the same trainer, or other weights, the second time. Make all layers in it, and let nothing in it "

@@ -25,7 +25,7 @@ from multihead.comparison._findings import (
     relative_changes,
     tables_of,
 )
-from multihead.comparison._jobs import Line, named, read_file
+from multihead.comparison._jobs import Line, lines_by_name, read_file
 from multihead.comparison._study import ALONE, AT_EQUAL_COST, FINAL, label_of
 from multihead.diagnosis._statistics import as_json
 
@@ -66,7 +66,7 @@ class Comparison:
         self.directions = {head: settings["metrics"][head][1] for head in self.heads}
         self.split: str = settings["split"]
         self._signs = np.array([-1.0 if self.directions[head] == "min" else 1.0 for head in self.heads])
-        chosen, variants = named(self.lines, "chosen"), named(self.lines, "variant")
+        chosen, variants = lines_by_name(self.lines, "chosen"), lines_by_name(self.lines, "variant")
         self._runs: dict[tuple[str, str, int], Line] = {}
         for line in (line for line in self.lines if line.get("run") == FINAL):
             choice = chosen.get(_label_of_line(line, line["head"]), line)
@@ -85,7 +85,7 @@ class Comparison:
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
         self.costs = {
             name: {key: line[f"{key}_ratio"] for key in _COSTS if f"{key}_ratio" in line}
-            for name, line in named(self.lines, "cost").items()
+            for name, line in lines_by_name(self.lines, "cost").items()
         }
 
     def values(self, variant: str, head: str, part: str | None = None) -> np.ndarray:
@@ -227,7 +227,7 @@ class Comparison:
         return draw_front(self.points(), self.metrics, self.directions, len(self.seeds), self.split)
 
     def points(self) -> list[Point]:
-        """What `plot` draws: for each variant mean and standard deviation over seeds, relative changes, and its role."""
+        """What `plot` draws: per variant, mean and standard deviation over seeds, relative changes, and its role."""
         points, alone = [], self._of_heads(ALONE)
         for variant in self.variants:
             values, base = self._of_heads(variant), variant.removesuffix(AT_EQUAL_COST)

@@ -45,13 +45,13 @@ _TIMED_BATCHES = 8
 def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset], int]:
     """A trainer with the seed's initial weights, whatever the variant; the data; and a digest of the weights of all heads.
 
-    All heads are built first, so that each draws the same numbers in every variant; those that the variant does not train
+    All heads are built first, so that they draw the same numbers in every variant; those that the variant does not train
     are removed then.
     """
     keras.utils.set_random_seed(job.seed)
     parts = data_parts(study.data, job.seed)
     keras.utils.set_random_seed(job.seed)
-    trainer = built(study, job.variant)
+    trainer = new_trainer(study, job.variant)
     heads = dict(trainer.heads)
     check_head_names(f"variants[{job.variant.name!r}]['weights']", job.variant.weights, list(heads))
     check_targets(parts, heads)
@@ -93,7 +93,7 @@ def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Dataset],
     return trainer, parts, digest
 
 
-def built(study: Study, variant: Variant) -> MultiHeadTrainer:
+def new_trainer(study: Study, variant: Variant) -> MultiHeadTrainer:
     """The trainer of a variant, before it is compiled."""
     argument, build = ("build", study.build) if variant.build is None else (variant.build_argument, variant.build)
     trainer: MultiHeadTrainer = build()
@@ -133,11 +133,11 @@ def run(study: Study, job: Job) -> Config:
     """Trains and measures one variant on one seed; returns its line."""
     trainer, parts, digest = start(study, job)
     heads, order, number = list(trainer.heads), list[int](), job.updates * study.batches_per_update
-    taken = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), number)
-    fed = (keep_heads(batch, heads) for batch in recorded(taken, order))
+    batches = itertools.islice(batches_of(parts[TRAIN], study.batch_size, job.seed), number)
+    head_batches = (keep_heads(batch, heads) for batch in recorded(batches, order))
     since, failed = time.perf_counter(), None
     try:
-        trainer.fit(fed, steps_per_epoch=job.updates, epochs=1, verbose=0)
+        trainer.fit(head_batches, steps_per_epoch=job.updates, epochs=1, verbose=0)
     except ValueError as error:
         if "`max_skipped_updates=" not in str(error):
             raise
@@ -145,7 +145,7 @@ def run(study: Study, job: Job) -> Config:
     seconds = time.perf_counter() - since
     measured = [name for name in parts if name == VALIDATION or (name == TEST and job.kind == FINAL)]
     metrics = {name: {} if failed else _metrics_on(study, trainer, parts[name]) for name in measured}
-    del trainer, parts, taken, fed
+    del trainer, parts, batches, head_batches
     gc.collect()
     results = {"metrics": metrics, "failed": failed, "start": digest, "order": order, "seconds": round(seconds, 3)}
     return {**job.line, **results}

@@ -51,7 +51,7 @@ class Study:
 class Variant:
     """One way to train: weights of heads by name, options of `compile`, a `build` or None for that of the study.
 
-    With `as_alone`, the own variables of each head have the learning rate that was chosen for the head alone.
+    With `as_alone`, the heads' own variables have the learning rates that were chosen for the heads alone.
     """
 
     name: str

@@ -194,7 +194,7 @@ def _stacked(terms: tuple[tf.Tensor, tf.Tensor | None]) -> tf.Tensor:
 
 
 def _taken(nest: Nested, rows: tf.Tensor) -> Nested:
-    """Some rows of all tensors of a nest that have one for each row."""
+    """Some rows of all tensors of a nest that have one per example."""
     size = int(batch_size(nest))
     return tf.nest.map_structure(lambda tensor: _gathered(tensor, rows) if tensor.shape[:1] == [size] else tensor, nest)
 

@@ -101,12 +101,12 @@ def _check_steps(case: Case, num_steps: int, xla: bool) -> None:
 
 
 def _table_of(schedule: Schedule, steps: tf.Tensor) -> Function:
-    """A graph that computes `[num_steps, num_heads]`: which heads are active at each step."""
+    """A graph that computes `[num_steps, num_heads]`: which heads are active at which step."""
     return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)
 
 
 def _observations(count: int) -> Iterator[tuple[str, Observation]]:
-    """Updates to observe, each with a description of the steps after it."""
+    """Updates to observe, with descriptions of the steps after them."""
     rng = np.random.default_rng(0)
     agreeing, conflicting = np.ones([count, count]), np.full([count, count], -1.0 / max(count - 1, 1))
     np.fill_diagonal(conflicting, 1.0)

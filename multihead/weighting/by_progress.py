@@ -288,9 +288,9 @@ class GO4Align(Weighting):
 
 
 def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Tensor:
-    """The mean of each active number's group, for the best division into up to `num_groups` groups: one-dimensional k-means.
+    """The means of the active numbers' groups, for the best division into up to `num_groups` groups.
 
-    The best groups are intervals of the sorted numbers, computed by dynamic programming.
+    This is k-means in one dimension: the best groups are intervals of the sorted numbers, computed by dynamic programming.
     """
     size = int(values.shape[0])
     order = tf.argsort(where(active, values, values.dtype.max), stable=True)

@@ -59,7 +59,7 @@ def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: floa
 
 
 def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
-    """Principal pivot at the marked index of each tableau; a tableau without a mark does not change."""
+    """Principal pivots at the marked indices of tableaus; a tableau without a mark does not change."""
     chosen, in_column = tf.cast(mark, tableau.dtype), tf.concat([mark, tf.zeros_like(mark[:, :1])], axis=-1)
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
     column = tf.reduce_sum(tableau[..., :-1] * chosen[:, None, :], axis=-1)

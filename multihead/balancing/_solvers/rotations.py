@@ -45,7 +45,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
 
-    # A tournament: each round pairs every column with a new partner (or itself), until all pairs have occurred.
+    # A tournament: a round pairs every column with a new partner (or itself), until all pairs have occurred.
     odd = size | 1
     turns, places = np.ogrid[:odd, :size]
     partners = (turns - places) % odd
