@@ -257,7 +257,7 @@ def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
     """Factors at a step: numbers, and for functions, each called once, scalars in at least float32."""
     known: dict[Factor, tf.Tensor] = {}
     for factor in dict.fromkeys(factor for factor in factors if callable(factor)):
-        value = _called(factor, step)
+        value = _factor_at(factor, step)
         if value.shape.rank != 0:
             raise ValueError(
                 f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. "
@@ -278,15 +278,15 @@ def largest(factors: Sequence[Factor]) -> Factor:
     if not changing:
         return constant
     return lambda step: tf.reduce_max(
-        [tf.constant(constant, tf.float64), *(tf.cast(_called(factor, step), tf.float64) for factor in changing)]
+        [tf.constant(constant, tf.float64), *(tf.cast(_factor_at(factor, step), tf.float64) for factor in changing)]
     )
 
 
 def _times(factor: Factor, number: float) -> Factor:
-    return (lambda step: number * _called(factor, step)) if callable(factor) else factor * number
+    return (lambda step: number * _factor_at(factor, step)) if callable(factor) else factor * number
 
 
-def _called(factor: Callable[[Tensor], Tensor], step: tf.Tensor) -> tf.Tensor:
+def _factor_at(factor: Callable[[Tensor], Tensor], step: tf.Tensor) -> tf.Tensor:
     """The result of a function of the step, in at least float32."""
     value = tf.convert_to_tensor(call_users(factor, step))
     return tf.cast(value, precision_of([value.dtype]))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import balancing, schedules
 from multihead import weighting as weightings
-from multihead._data.call import FitCall, gives_batches, read
+from multihead._data.call import FitCall, as_data, gives_batches
 from multihead._data.reading import as_arrays
 from multihead._display.trainer import modules_by_role, print_summary
 from multihead._formats.from_model import compiled_arguments, split_model
@@ -510,7 +510,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "evaluate")
         # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
         own_batch_size = None if validates_during_fit(kwargs) else batch_size
-        read_data = read(x, y, sample_weight, self._setup.all_names, own_batch_size)
+        read_data = as_data(x, y, sample_weight, self._setup.all_names, own_batch_size)
         self._build(read_data.specs, read_data)
         data, plan = self._checked_for_evaluation(read_data)
         function = self.make_test_function()

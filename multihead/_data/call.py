@@ -65,7 +65,7 @@ class FitCall:
         }
 
 
-def read(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
+def as_data(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
     """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them."""
     if not gives_batches(x):
         data = read_arrays(x, y, sample_weight, head_names)
@@ -103,7 +103,7 @@ def gives_batches(x: Dataset) -> bool:
 
 def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | None]:
     """The data of a `fit`, checked, and its validation data, if any."""
-    data = read(call.x, call.y, call.sample_weight, head_names, call.batch_size)
+    data = as_data(call.x, call.y, call.sample_weight, head_names, call.batch_size)
     fraction, validation = call.validation_split, call.validation_data
     if call.initial_epoch >= call.epochs:
         received = f"epochs={call.epochs}, initial_epoch={call.initial_epoch}"
@@ -121,7 +121,7 @@ def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | No
             f"Received: a {type(validation).__name__} of {len(parts)}. If the inputs are several, put them into one dict."
         )
     try:
-        return data, read(parts[0], parts[1], parts[2] if len(parts) == 3 else None, head_names)
+        return data, as_data(parts[0], parts[1], parts[2] if len(parts) == 3 else None, head_names)
     except (ValueError, TypeError) as error:
         raise with_message(error, f"In `validation_data`: {error}") from error
 
@@ -149,5 +149,5 @@ def read_batches(
             "`x` must be an iterable of batches, a list of batches, or arrays together with `y`. "
             f"Received: x of type {type(x).__name__} and y=None. Pass what `fit` takes, or `[(inputs, targets)]`."
         )
-    data = read(x, y, sample_weight, head_names, batch_size)
+    data = as_data(x, y, sample_weight, head_names, batch_size)
     return data.batches(False) if data.batches else iter(data.as_dataset(batch_size, None, False, "`diagnose`"))

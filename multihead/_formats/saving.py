@@ -72,7 +72,7 @@ class SavedTrainer(keras.Model):
             trainer: Trainer = cls(restore(config["encoder"]), name=config["name"])
             for head_config in config["heads"]:
                 known = [trainer.encoder, *(head.module for head in trainer.heads.values())]
-                arguments = restored_apart(partial(_restored, head_config, restore), known)
+                arguments = restored_apart(partial(_restored_values, head_config, restore), known)
                 if is_functional(arguments["module"]):  # as `from_model` makes them
                     with_masks_of_layers(arguments["module"])
                 trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
@@ -220,6 +220,6 @@ class SavedTrainer(keras.Model):
         return chosen
 
 
-def _restored(config: Config, restore: Function) -> Config:
+def _restored_values(config: Config, restore: Function) -> Config:
     """A configuration with its values restored."""
     return {key: restore(value) for key, value in config.items()}

@@ -12,7 +12,7 @@ from multihead._ground.validation import quoted
 from multihead._update.network import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import FEW_IN_COMMON, Diagnosis, Finding
-from multihead.diagnosis._suggestion import FLOOR, comparable, in_raw_units, level_of, scaled, starved
+from multihead.diagnosis._suggestion import FLOOR, comparable, heads_to_scale, in_raw_units, level_of, starved
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 _FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
@@ -29,7 +29,7 @@ _ORDER = (
 )  # fmt: skip
 
 
-def find(diagnosis: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
+def all_findings(diagnosis: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
     """All findings about a diagnosis, the most serious first; `"healthy"` or `"nothing to compare"` if nothing is wrong."""
     rules = (_labels_and_loss, _reach, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping_and_tensors)
     findings = [finding for rule in rules for finding in rule(diagnosis, spec)]
@@ -116,7 +116,7 @@ def _encoder(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that a module cannot predict, whatever it learns."""
-    suggested = scaled(diagnosis, spec)
+    suggested = heads_to_scale(diagnosis, spec)
     for k, (head, labels) in enumerate(zip(diagnosis.heads, diagnosis.labels)):
         if not labels.unreachable or labels.reach is None:
             continue
@@ -144,7 +144,7 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
-    suggested = scaled(diagnosis, spec)
+    suggested = heads_to_scale(diagnosis, spec)
     for k in in_raw_units(diagnosis, spec):
         head, labels = diagnosis.heads[k], diagnosis.labels[k]
         advice = (

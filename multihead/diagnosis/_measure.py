@@ -21,9 +21,9 @@ from multihead._update.representation import DetachedRepresentation, call_encode
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._constant import constant_loss, label_rows
-from multihead.diagnosis._findings import find
+from multihead.diagnosis._findings import all_findings
 from multihead.diagnosis._reached import judge
-from multihead.diagnosis._statistics import cosines_of, root_mean_squares, signal_of
+from multihead.diagnosis._statistics import cosine_statistics, root_mean_squares, signal_of
 from multihead.diagnosis._suggestion import equal_weights, suggest
 from multihead.losses._known import with_columns
 
@@ -57,7 +57,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
             "losses": update.loss_sums,
             "counts": update.counts,
             "weights": update.losses.weights,
-            "labelled": tf.stack([_labelled(head_labels, output) for head_labels, output in zip(labels, network.specs)]),
+            "labelled": tf.stack(list(map(_labelled_fraction, labels, network.specs))),
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
             "layers": _by_layer(rows, layers, len(heads)),
@@ -83,7 +83,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
     with np.errstate(all="ignore"):
         either = np.add.outer(np.diag(common), np.diag(common)) - common
         diagnosis = replace(diagnosis, overlaps=common / either)
-    findings, suggestion, weights = find(diagnosis, spec), suggest(diagnosis, spec), equal_weights(diagnosis)
+    findings, suggestion, weights = all_findings(diagnosis, spec), suggest(diagnosis, spec), equal_weights(diagnosis)
     return replace(diagnosis, findings=findings, suggestion=suggestion, equal_weights=weights)
 
 
@@ -94,7 +94,7 @@ def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_he
     return tf.stack([gramian([rows[i] for i in variables], num_heads) for variables in layers])
 
 
-def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
+def _labelled_fraction(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
     """The fraction of a batch's elements that have a label. Steps after the last label of a sequence are padding."""
     if labels is None:
         return tf.constant(0.0)
@@ -177,12 +177,12 @@ def _measurements(
         labels=tuple(summaries),
         reads=tuple(tuple(leaves) for leaves in spec.network.reads),
         norms={level: root_mean_squares(products, trained) for level, products in gramians.items()},
-        spreads={level: cosines_of(products) for level, products in gramians.items()},
+        spreads={level: cosine_statistics(products) for level, products in gramians.items()},
         mean_cosines=mean_cosines,
         signal_to_noise=signal_to_noise,
         has_signal=has_signal,
         layer_norms={name: root_mean_squares(products, trained) for name, products in by_layer.items()},
-        layer_cosines={name: cosines_of(products) for name, products in by_layer.items()},
+        layer_cosines={name: cosine_statistics(products) for name, products in by_layer.items()},
         update_norm=float(raw["before"].mean()),
         clipped=float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan"),
         predicted=predicted,

@@ -31,7 +31,7 @@ def root_mean_squares(gramians: np.ndarray, trained: np.ndarray) -> np.ndarray:
         return np.sqrt(squares.sum(axis=0) / trained.sum(axis=0))
 
 
-def cosines_of(gramians: np.ndarray) -> Cosines:
+def cosine_statistics(gramians: np.ndarray) -> Cosines:
     """The cosines of `[batches, heads, heads]` inner products."""
     with np.errstate(all="ignore"):
         norms = np.sqrt(np.diagonal(gramians, axis1=1, axis2=2))

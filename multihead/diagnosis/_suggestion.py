@@ -20,7 +20,7 @@ _RAW = 10.0
 def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
     """Keyword arguments for `compile`; no balancer where methods are configured that it would replace."""
     suggestion: Config = {}
-    scalings = scaled(diagnosis, spec)
+    scalings = heads_to_scale(diagnosis, spec)
     if scalings:
         suggestion["target_scaling"] = {diagnosis.heads[k]: how for k, how in scalings.items()}
     if starved(diagnosis) and spec.methods.weighting is None and spec.methods.balancer is None:
@@ -37,7 +37,7 @@ def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
     return [k for k, head in enumerate(spec.network.heads) if is_raw[k] and not ends_in_scaling(head.module)]
 
 
-def scaled(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
+def heads_to_scale(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
     """The heads whose targets should be scaled, and how: in raw units or out of reach, and not trained yet."""
     raw = in_raw_units(diagnosis, spec)
     scalings: dict[int, Standardize | str] = {}

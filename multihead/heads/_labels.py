@@ -68,7 +68,7 @@ def mask_missing(
         clean = labels if is_missing is None else where(is_missing, tf.zeros_like(labels), labels)
         weights *= tf.cast(weights_of_classes(spec.class_weight, clean, rank), dtype)
     is_plain = element_weights is None and spec.class_weight is None and not (problems and in_xla())
-    weights = _checked(weights, problems)
+    weights = _checked_weights(weights, problems)
     # Targets that do not count, including NaN, are replaced before the loss is called.
     is_used = is_counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
     clean = labels if is_used is None else where(with_inner(is_used, labels), labels, tf.zeros_like(labels))
@@ -146,7 +146,7 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
     return spread(with_same_sizes(values, targets, 1, what, "the targets"), targets, rank)
 
 
-def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
+def _checked_weights(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
     """Raises an error for labels that break a rule; in XLA, which cannot raise, infinite weights make the update skipped."""
     if in_xla():
         for problem in problems:  # an element breaks a rule if one of its labels does

@@ -53,7 +53,7 @@ class Recorded(NamedTuple):
     means: dict[Key, Mean]
 
 
-class Sums(keras.metrics.Metric):
+class LogSums(keras.metrics.Metric):
     """The vectors behind the logs, few of them, so that a step has few operations; Keras resets `sums` in every epoch.
 
     Of several replicas, each holds its part of every value; a read from outside adds up the parts.
@@ -135,7 +135,7 @@ class LogMetrics:
         losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
         self._keys: list[Key] = [*losses, *names, ADDED_LOSS, "total", *weighted]
         shape, dtype = (latest, len(self.columns)), spec.network.dtype.name
-        self.sums = Sums(self, len(self._keys), len(self.averaged), shape, dtype)
+        self.sums = LogSums(self, len(self._keys), len(self.averaged), shape, dtype)
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
         # Of the heads, in the total loss of an evaluation.
         self.weights = first_replica_variable(tf.ones([len(heads)], spec.network.dtype))

@@ -152,7 +152,7 @@ class Coded(ValueError):
 def test_errors_of_other_signatures_keep_their_message(trainer, monkeypatch):
     import multihead._data.call as arguments  # noqa: PLC0415
 
-    real = arguments.read
+    real = arguments.as_data
     for error in (Coded(7, "no rows"), UnicodeDecodeError("utf-8", b"x", 0, 1, "no text")):
 
         def read(x, *others, error=error):
@@ -160,7 +160,7 @@ def test_errors_of_other_signatures_keep_their_message(trainer, monkeypatch):
                 raise error
             return real(x, *others)
 
-        monkeypatch.setattr(arguments, "read", read)
+        monkeypatch.setattr(arguments, "as_data", read)
         with pytest.raises(ValueError, match="In `validation_data`: .*(code 7: no rows|no text)") as raised:
             trainer.fit(X, {"a": X[:, :1]}, validation_data=(None, None), verbose=0)
         assert raised.value.__cause__ is error

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._display import drawing
-from multihead.diagnosis._statistics import cosines_of, signal_of
+from multihead.diagnosis._statistics import cosine_statistics, signal_of
 from tests.helpers import planted, tiny
 
 
@@ -73,9 +73,9 @@ def test_signal_and_intervals_of_random_gradients():
     to_noise, is_clear = signal_of(products, rows.sum(axis=0) @ rows.sum(axis=0).T, np.ones((400, 2), bool))
     np.testing.assert_allclose(to_noise, [1.0, 0.0], atol=0.05)
     assert is_clear[0]
-    one = cosines_of(products[:1])
+    one = cosine_statistics(products[:1])
     assert np.isnan(one.low).all() and np.isfinite(one.mean).all()
-    few = cosines_of(products[:3])
+    few = cosine_statistics(products[:3])
     deviation = few.deviation[0, 1]
     np.testing.assert_allclose(few.high[0, 1] - few.mean[0, 1], 4.302653 * deviation / np.sqrt(3), rtol=1e-5)
 
