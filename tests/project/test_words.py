@@ -1,12 +1,17 @@
-"""Words that must not come back: the field has a plainer one. The list is short, and each has what to write instead."""
+"""Words that must not come back: the field has a plainer one. The list is short, and each has what to write instead.
+
+And names: no two functions or classes of the package have one.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 
 import pytest
 
-from tests.helpers.sources import ROOT
+from tests.helpers.sources import ROOT, sources
 
 pytestmark = pytest.mark.mathematics  # of texts
 
@@ -51,3 +56,17 @@ def test_words_do_not_come_back(pattern: str) -> None:
         for match in re.finditer(pattern, text)
     }
     assert not found, f"write {INSTEAD[pattern]!r}: {found}"
+
+
+OF_SEVERAL_MODULES = {"get", "read"}
+"""Public functions that modules have under one name, as Keras's do."""
+
+
+def test_no_two_functions_or_classes_have_one_name() -> None:
+    files = defaultdict(list)
+    for path in sources("multihead"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in OF_SEVERAL_MODULES:
+                files[node.name].append(path.relative_to(ROOT).as_posix())
+    twice = {name: paths for name, paths in files.items() if len(paths) > 1}
+    assert not twice, f"rename the less public one of {twice}"
