@@ -1,11 +1,17 @@
-"""How do you serve what heads predict for texts over HTTP? An endpoint on exported heads.
+"""How do you serve what heads predict over HTTP? An endpoint on exported heads, for texts or for rankings.
 
     python -m examples.seq2seq_price --orders 2000 --epochs 4 --export runs/exported
     python -m examples.serve --export runs/exported
 
 `POST /predict` takes `{"texts": ["a text", ...]}` and returns `{"answers": [...]}`, an object for each text with an entry
 for each head. With `{"text": "a text"}` it returns the object alone. Slots, as `examples.intents` exports them to the folder
-`runs/intents/export`, are spans with the positions of their characters. Requests that wait are answered by one call of
+`runs/intents/export`, are spans with the positions of their characters. Heads that read columns, as `examples.ranking`
+exports them, rank the items of a request, best first, by the product of the heads that `--by` names:
+
+    python -m examples.serve --export runs/ranking/export --by click purchase
+
+`POST /rank` takes `{"request": {...}, "items": [{...}, ...]}`; the columns of an item are its own and those of `request`.
+Requests that wait are answered by one call of
 TensorFlow. What cannot be read is refused with a status of 4xx and `{"error": "..."}`. `GET /health` names the exports. The
 server listens on 127.0.0.1 only: it has no authentication and no TLS, which are a proxy's task. `python -m
 benchmarks serving` measures it.
@@ -24,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
+from examples._ranked import Columns, Refused, decoded, inputs_of, ranked, saved_models
 
 PROGRAM = "examples.serve"
 HOST = "127.0.0.1"
@@ -31,14 +38,6 @@ EXAMPLE = '{"texts": ["two oak chairs, please"]}'
 # What TensorFlow takes for a word: between white space of ASCII. What it says ends before its punctuation, if it has more.
 _WORD = re.compile(r"(?P<said>\S*[^\s.,:;!?]|\S+)\S*", re.ASCII)
 Answers = list[dict[str, Any]]
-
-
-class Refused(Exception):
-    """A request that is not answered: its HTTP status, and what is wrong and what to do."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Export:
@@ -51,16 +50,17 @@ class Export:
         InputError: There are no such heads.
     """
 
-    def __init__(self, folder: Path) -> None:
+    example = ("warm-up",)
+
+    def __init__(self, folder: Path, models: Mapping[str, Any] | None = None) -> None:
         import tensorflow as tf
 
         self._constant = tf.constant
-        folders = sorted(path.parent for path in folder.glob("*/saved_model.pb"))
-        self._loaded = {path.name: tf.saved_model.load(str(path)) for path in folders}
-        self._heads = {name: loaded.signatures["serving_default"] for name, loaded in self._loaded.items()}
+        self._models = saved_models(folder) if models is None else models
+        self._heads = {name: model.signatures["serving_default"] for name, model in self._models.items()}
         self.heads = list(self._heads)  # the names of the exports, which for those of a single head are the heads' names
-        takes = [signature.structured_input_signature[1] for signature in self._heads.values()]
-        if not takes or any(set(specs) != {"inputs"} or specs["inputs"].dtype != tf.string for specs in takes):
+        takes = [inputs_of(model) for model in self._models.values()]
+        if not takes or not all(map(takes_texts, self._models.values())):
             raise InputError(
                 f"`--export` must be a folder of exported heads that take texts. Received: {str(folder)!r}, with {takes}. "
                 "Pass what was passed to --export of examples.seq2seq_price, or runs/intents/export of examples.intents."
@@ -79,6 +79,27 @@ class Export:
                 else:
                     answer[head] = values[head] if set(values) == {head} else values
         return answers
+
+
+def takes_texts(model: Any) -> bool:
+    """Whether a SavedModel takes texts."""
+    specs = inputs_of(model)
+    return set(specs) == {"inputs"} and specs["inputs"].dtype.name == "string"
+
+
+def load(folder: Path, by: Sequence[str]) -> "Export | Columns":
+    """The exported heads of a folder, which take texts or columns.
+
+    Raises:
+        InputError: There are none, or `by` does not suit them.
+    """
+    models = saved_models(folder)
+    if models and not any(map(takes_texts, models.values())):
+        return Columns(models, by)
+    export = Export(folder, models)
+    if by:
+        raise InputError(f"`--by` is for heads that read columns. Received: {', '.join(by)}, and texts. Leave it out.")
+    return export
 
 
 def _plain(value: Any) -> Any:
@@ -119,12 +140,12 @@ class Limits(NamedTuple):
 class Batches:
     """Answers the requests that wait, several by one call, oldest first."""
 
-    def __init__(self, export: Export, limits: Limits) -> None:
+    def __init__(self, export: "Export | Columns", limits: Limits) -> None:
         self._export, self._most = export, limits.texts
-        self._waiting: asyncio.Queue[tuple[list[str], asyncio.Future[Answers]]] = asyncio.Queue(limits.waiting)
+        self._waiting: asyncio.Queue[tuple[list[Any], asyncio.Future[Answers]]] = asyncio.Queue(limits.waiting)
 
-    async def answer(self, texts: list[str]) -> Answers:
-        """The answers to the texts of one request.
+    async def answer(self, texts: list[Any]) -> Answers:
+        """The answers to the texts, or rows, of one request.
 
         Raises:
             Refused: Too many requests wait.
@@ -162,10 +183,7 @@ def read_texts(body: bytes, limits: Limits) -> tuple[list[str], bool]:
     Raises:
         Refused: It is not JSON, or neither `{"texts": [...]}` nor `{"text": ...}`, or its texts are out of the limits.
     """
-    try:
-        asked = json.loads(body.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f"The body must be JSON in UTF-8: {error}. Send, for example, {EXAMPLE}.") from error
+    asked = decoded(body, EXAMPLE)
     received = f"Received: {json.dumps(asked)[:60]}"
     if not isinstance(asked, dict) or set(asked) not in ({"texts"}, {"text"}):
         raise Refused(422, f"The body must be an object with the key `texts`, or `text`, only. {received}. Send {EXAMPLE}.")
@@ -181,7 +199,7 @@ def read_texts(body: bytes, limits: Limits) -> tuple[list[str], bool]:
     return texts, "text" in asked
 
 
-async def read_body(request: Any, limits: Limits) -> bytes:
+async def read_body(request: Any, most: int) -> bytes:
     """The body of a request.
 
     Raises:
@@ -193,19 +211,20 @@ async def read_body(request: Any, limits: Limits) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > limits.size:
-            raise Refused(413, f"The body must have at most {limits.size} bytes. Received: more. Send several requests.")
+        if len(body) > most:
+            raise Refused(413, f"The body must have at most {most} bytes. Received: more. Send several requests.")
     return bytes(body)
 
 
-def create_server(export: Export, limits: Limits, port: int) -> Any:
+def create_server(export: "Export | Columns", limits: Limits, port: int) -> Any:
     """A server on the loopback address, whose `run` serves until it is interrupted."""
     import uvicorn
     from fastapi import FastAPI, HTTPException, Request
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException as StarletteError
 
-    export.answer(["warm-up"])
+    export.answer(export.example)
+    path = "/rank" if isinstance(export, Columns) else "/predict"
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -214,7 +233,7 @@ def create_server(export: Export, limits: Limits, port: int) -> Any:
         yield
         answering.cancel()
 
-    app = FastAPI(title="Answers to texts", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Exported heads", lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.exception_handler(Refused)
     async def refuse(request: Request, error: Refused) -> JSONResponse:
@@ -222,16 +241,19 @@ def create_server(export: Export, limits: Limits, port: int) -> Any:
 
     @app.exception_handler(StarletteError)
     async def refuse_path(request: Request, error: HTTPException) -> JSONResponse:
-        message = f"{error.detail}: {request.method} {request.url.path}. Use POST /predict or GET /health."
+        message = f"{error.detail}: {request.method} {request.url.path}. Use POST {path} or GET /health."
         return JSONResponse({"error": message}, error.status_code, error.headers)
 
     @app.get("/health")
     async def health() -> Mapping[str, Any]:
         return {"status": "ok", "heads": export.heads}
 
-    @app.post("/predict")
+    @app.post(path)
     async def predict(request: Request) -> Mapping[str, Any]:
-        texts, is_single = read_texts(await read_body(request, limits), limits)
+        if isinstance(export, Columns):
+            body = await read_body(request, limits.size * (1 + len(export.dtypes)))
+            return {"items": ranked(await app.state.batches.answer(export.read(body, limits.texts, limits.characters)))}
+        texts, is_single = read_texts(await read_body(request, limits.size), limits)
         answers = await app.state.batches.answer(texts)
         return answers[0] if is_single else {"answers": answers}
 
@@ -242,9 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until it is interrupted, and returns the exit status."""
     parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--export", metavar="DIR", type=Path, required=True, help="folder of exported heads")
+    parser.add_argument("--by", metavar="HEAD", nargs="+", default=[], help="of heads that read columns: those to rank by")
     parser.add_argument("--port", metavar="N", type=whole(1, below=65536), default=8000, help="port on 127.0.0.1")
-    parser.add_argument("--max-texts", metavar="N", type=whole(1), default=256, help="texts per request, and per call")
-    parser.add_argument("--max-characters", metavar="N", type=whole(1), default=1000, help="characters per text")
+    parser.add_argument(
+        "--max-texts", metavar="N", type=whole(1), default=256, help="texts or items per request, and per call"
+    )
+    parser.add_argument(
+        "--max-characters", metavar="N", type=whole(1), default=1000, help="characters per text, or per cell"
+    )
     parser.add_argument("--max-waiting", metavar="N", type=whole(1), default=64, help="waiting requests; more get a 503")
     options = parser.parse_args(arguments)
     absent = what_to_install(("fastapi", "uvicorn"))
@@ -252,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        export = Export(options.export)
+        export = load(options.export, options.by)
     except (InputError, OSError) as error:
         return fail(PROGRAM, str(error))
     server = create_server(export, Limits(options.max_texts, options.max_characters, options.max_waiting), options.port)
