@@ -98,9 +98,9 @@ def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable
     groups = []
     for group in spec.groups:
         present = [gradients.all[i] for i in group.positions if gradients.all[i] is not None]
-        values = [each.values if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in present]
-        found = [tf.reduce_any(tf.not_equal(each, 0)) for each in values]
-        groups.append(group._replace(trained=tf.reduce_any(found) if found else tf.constant(False)))
+        values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in present]
+        are_trained = [tf.reduce_any(tf.not_equal(tf.convert_to_tensor(value), 0)) for value in values]
+        groups.append(group._replace(trained=tf.reduce_any(are_trained) if are_trained else tf.constant(False)))
     nobody = tf.zeros([len(network.heads)], tf.bool)
     has_any = tf.constant(any(gradient is not None for gradient in gradients.all))
     participation = Participation(nobody, nobody, has_any, tuple(groups))
@@ -140,7 +140,7 @@ class CustomLoops(TrainerState):
         if tf.executing_eagerly():
             for group in update.participation.groups:
                 if not (update.participation.any if group.trained is None else group.trained):
-                    gradients = [None if i in group.positions else each for i, each in enumerate(gradients)]
+                    gradients = [None if i in group.positions else gradient for i, gradient in enumerate(gradients)]
         pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
         for pair in pairs:
             pair.update = update
@@ -179,10 +179,10 @@ class CustomLoops(TrainerState):
             >>> trainer.compile("adam")
             >>> targets = {"price": tf.ones([8, 1]), "size": tf.zeros([8, 1])}
             >>> batch = tf.ones([8, 3]), targets
-            >>> found = trainer.head_gradients(batch, at="parameters")
-            >>> [tuple(gradient.shape) for gradient in found["price"]]
+            >>> gradients = trainer.head_gradients(batch, at="parameters")
+            >>> [tuple(gradient.shape) for gradient in gradients["price"]]
             [(3, 4), (4,)]
-            >>> tuple(found.cosines.shape)
+            >>> tuple(gradients.cosines.shape)
             (2, 2)
         """
         self._assert_ready("head_gradients")

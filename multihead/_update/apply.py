@@ -41,7 +41,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     change them even if the gradient is zero. `batch` is the position in the epoch of the update's first batch.
     """
     network, gradients, groups = spec.network, update.clipped.all, update.participation.groups
-    places = [i for i, each in enumerate(gradients) if each is not None and i not in network.frozen]
+    places = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in network.frozen]
     if not places:  # all that the active heads train is frozen: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         places = [i for i in range(len(gradients)) if i not in network.frozen]
@@ -50,10 +50,13 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
     # have the dtype of their variables, although balancing half precision, for one, gives float32.
     unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
-    present = [each if each.dtype == dtype else map_values(partial(tf.cast, dtype=dtype), each) for each, dtype in unique]
+    present = [
+        gradient if gradient.dtype == dtype else map_values(partial(tf.cast, dtype=dtype), gradient)
+        for gradient, dtype in unique
+    ]
     # What `update.broken` has not looked at: clipped, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
-    finite = all_hold([~update.broken.is_any, *(is_finite(each) for each in present if id(each) not in known)])
+    finite = all_hold([~update.broken.is_any, *(is_finite(gradient) for gradient in present if id(gradient) not in known)])
     applies = finite & trains_any
     adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
     scale = loss_scale(optimizer) if adapts else None
@@ -69,7 +72,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
         strategy: tf.distribute.Strategy, gradients: Nested, flags: Nested, seen: Nested, data: Nested, saved: Nested
     ) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
-        seen, flags = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), (seen, flags))
+        seen, flags = tf.nest.map_structure(lambda value: None if value is None else local(strategy, value), (seen, flags))
         finite, trains_any, applies, step, broken, scale, batch = seen
         trained, moving = flags
 
@@ -115,9 +118,9 @@ def _restored(strategy: tf.distribute.Strategy, groups: Sequence[tuple[tf.Tensor
 
     def unless_all_take_part(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
         """The tensors that an action returns if it may be that a group is left out, and else others of the same dtypes."""
-        return (
-            action() if copies else list(tf.cond(all_hold(flags), lambda: [tf.zeros([0], each) for each in dtypes], action))
-        )
+        if copies:
+            return action()
+        return list(tf.cond(all_hold(flags), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
 
     def read() -> list[tf.Tensor]:
         return [variable.value() for variable in variables]

@@ -83,7 +83,7 @@ def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None
         total = computed_if(tf.reduce_any(of_head.weights > 0), count, [tf.zeros([0], tf.int32)])[0]
         return of_head._replace(counts=total * tf.one_hot(0, tf.shape(of_head.weights)[0], dtype=total.dtype))
 
-    have_count = [head.loss.has_count and each is not None for head, each in zip(network.heads, labels)]
+    have_count = [head.loss.has_count and head_labels is not None for head, head_labels in zip(network.heads, labels)]
     with_count = _in_inference(network, inputs, have_count, counted)
     return [before if after is None else after for before, after in zip(labels, with_count)]
 

@@ -89,7 +89,7 @@ def accumulate(
         def computed() -> list[Gradient]:
             part_sums = tf.nest.flatten(compute(micro_batch))
             return [
-                tf.convert_to_tensor(each) if is_dense and isinstance(each, tf.IndexedSlices) else each for each in part_sums
+                tf.convert_to_tensor(part) if is_dense and isinstance(part, tf.IndexedSlices) else part for part in part_sums
             ]
 
         return computed_if(has_examples, computed, flat_shapes)
@@ -105,7 +105,8 @@ def accumulate(
         batch = micro_batches.batches[i // micro_batches.number]
         if in_loops:  # traced for parts of any size
             call.get_concrete_function(open_batch_size(batch))
-        with tf.control_dependencies([each for each in tf.nest.flatten(sums, expand_composites=True) if each is not None]):
+        before = [total for total in tf.nest.flatten(sums, expand_composites=True) if total is not None]
+        with tf.control_dependencies(before):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
             part_sums = call(copied(micro_batches[i]))
         if in_loops:
@@ -121,14 +122,14 @@ def _with_others(call: Function, batch: MicroBatch, number: int, first: list[Gra
 
     def add(place: tf.Tensor, present: list[Gradient]) -> tuple[tf.Tensor, list[Gradient]]:
         part_sums = plus(with_none(present, like=first), call(_part(batch, place, number)))
-        return place + 1, [each for each in part_sums if each is not None]
+        return place + 1, [part for part in part_sums if part is not None]
 
-    present = [each for each in first if each is not None]
+    present = [part for part in first if part is not None]
     shapes = [  # sparse gradients gain rows
-        tf.IndexedSlicesSpec(each.shape, each.dtype, each.indices.dtype, each.dense_shape.dtype)
-        if isinstance(each, tf.IndexedSlices)
-        else each.shape
-        for each in present
+        tf.IndexedSlicesSpec(part.shape, part.dtype, part.indices.dtype, part.dense_shape.dtype)
+        if isinstance(part, tf.IndexedSlices)
+        else part.shape
+        for part in present
     ]
     options = {"parallel_iterations": 1, "maximum_iterations": number - 1}
     start, invariants = (tf.constant(1), present), (tf.TensorShape([]), shapes)

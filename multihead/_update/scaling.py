@@ -33,7 +33,7 @@ class Moments(NamedTuple):
 
     def plus(self, other: Moments) -> Moments:
         """The statistics of the labels of both, as NumPy arrays."""
-        one, two = (Moments(*(np.asarray(each) for each in moments)) for moments in (self, other))
+        one, two = (Moments(*(np.asarray(moment) for moment in moments)) for moments in (self, other))
         number = one.number + two.number
         part = two.number / np.maximum(number, 1)
         apart = two.mean - one.mean
@@ -134,7 +134,7 @@ def moments_of(
                 predicted = network.predictions[head.name].spec
                 changed, counts = head.scaling.changed(of_head.in_units, of_head.weights, predicted, head.loss.over)
                 shape = [-1, *head.scaling.mean.shape]
-                values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
+                values, counts = (tf.reshape(numbers, shape) for numbers in (changed, tf.cast(counts, tf.float64)))
                 number = tf.reduce_sum(counts, axis=0)
                 mean = tf.math.divide_no_nan(tf.reduce_sum(values * counts, axis=0), number)
                 present[head.name] = Moments(number, mean, tf.reduce_sum(tf.square(values - mean) * counts, axis=0))
@@ -152,7 +152,7 @@ def moments_of(
 def _learn(head: NamedHead, moments: Moments) -> None:
     """Sets the mean and the deviation of a head's scaling to those of labels."""
     scaling: Layer = head.scaling
-    number, mean, squares = (np.asarray(each, "float64") for each in moments)
+    number, mean, squares = (np.asarray(moment, "float64") for moment in moments)
     deviation = np.sqrt(squares / np.maximum(number, 1))
     deviation = np.where(deviation > 0, deviation, 1.0)
     if not number.any() or not np.isfinite([mean, deviation]).all():
@@ -188,7 +188,7 @@ def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments
 
         return replicas.local(strategy, strategy.run(add_up, args=(value,)))
 
-    number, mean, squares = (np.asarray(each, "float64") for each in moments)
+    number, mean, squares = (np.asarray(moment, "float64") for moment in moments)
     all_numbers, sums = total(tf.constant([number, number * mean])).numpy()
     center = sums / np.maximum(all_numbers, 1)
     return Moments(all_numbers, center, total(tf.constant(squares + number * (mean - center) ** 2)).numpy())

@@ -128,7 +128,7 @@ class UpdateSpec:
             positions.setdefault(tuple(k for k in learners if k in encoder), []).append(end + i)
 
         def group(heads: tuple[int, ...], positions: Sequence[int], state: Sequence[tf.Variable] = ()) -> Group:
-            members = [each for i in positions for each in (tensor_variable(network.variables.all[i]), *slots[i])]
+            members = [variable for i in positions for variable in (tensor_variable(network.variables.all[i]), *slots[i])]
             return Group(heads, tuple(positions), tuple(members), tuple(state))
 
         return [group(encoder, range(start), self._state_of_encoder), *(group(*item) for item in positions.items())]

@@ -157,7 +157,9 @@ class PassPerHead(BackwardStrategy):
         if self.balancer is not None and "gradients" in self.balancer.uses:
             is_measured, matrices = None, []
             for variable, *column in zip(network.encoder_tensors, *rows):  # dense: methods have state per parameter
-                dense = [tf.zeros_like(variable) if each is None else tf.convert_to_tensor(each) for each in column]
+                dense = [
+                    tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient) for gradient in column
+                ]
                 matrices += [matrix.times(losses.factors) for matrix in [as_rows(dense)] if matrix is not None]
             products = gramian([matrix.values for matrix in matrices], len(rows))
             balanced, coefficients, square = combine_matrices(self.balancer, losses, matrices, products)

@@ -115,7 +115,7 @@ class Losses:
         weighting, trains_encoder = self.loss_weights.weighting, self.loss_weights.participation.trains_encoder
         if weighting is None:
             return []
-        losses, factors = (tf.cast(each, tf.float32) for each in (self.weighted, self._by_weighting))
+        losses, factors = (tf.cast(numbers, tf.float32) for numbers in (self.weighted, self._by_weighting))
         norms = None if norms is None else tf.math.divide_no_nan(norms, factors)
         return list(weighting.gradients(losses, norms, trains_encoder, **weighting.used(step=self.loss_weights.step)))
 
