@@ -133,14 +133,14 @@ class Checkpoint(keras.callbacks.Callback):
         self.assign(trainer, snapshot)
         return snapshot
 
-    def refuse(self, what: str, remedy: str, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-        """Reports how what was saved, as text by name, differs from what is there now: a warning if it is not strict.
+    def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
+        """Reports how what was saved, as text by name, differs from what is there now; only warns unless `strict`.
 
         Raises:
             ValueError: The checkpoint is strict.
         """
-        names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
-        rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), current.get(name, "-")) for name in names)]
+        names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
+        rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         table = (f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)
         text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n" + "\n".join(table) + "\n"
