@@ -25,7 +25,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.research import advice, digits, molecules, pages, problems, published, requests, runner, text, tickets
+from benchmarks.research import (
+    advice,
+    census,
+    digits,
+    molecules,
+    pages,
+    problems,
+    published,
+    requests,
+    runner,
+    text,
+    tickets,
+)
 from benchmarks.research.record import LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, keep, read
 from examples._command_line import InputError, Parser, whole
 
@@ -108,6 +120,10 @@ EXPERIMENTS = {
         "Requests to an assistant: the intent and the slots, each alone and together, with all slots or half of them.",
         requests.SETS, (PLAIN, "NormFloor", *requests.WEIGHTS), pages.requests, seeds=3,
         equal_cost=(PLAIN, "NormFloor", *requests.WEIGHTS),
+    ),
+    "census": Experiment(
+        "Income, college and never married, in two pairs: each head alone, a shared encoder, MMoE and CGC, at equal cost.",
+        census.SETS, (PLAIN, "MMoE", "CGC"), pages.census, seeds=3, optimizers=("AdamW",), equal_cost=(PLAIN, "MMoE", "CGC"),
     ),
 }  # fmt: skip
 

@@ -99,6 +99,19 @@ def requests(lines: Sequence[Line]) -> str:
     return tables.markdown(["trained on", "head", "alone, percent", PLAIN, RULE, OTHER], rows)
 
 
+def census(lines: Sequence[Line]) -> str:
+    """A row for each pair and head: the AUC alone, and how joint models at equal cost differ from it, times 100."""
+    rows = []
+    for line in lines:
+        names = [name for name in line["values"] if name.endswith(EQUAL_COST)]
+        found: Any = comparison(line, names)
+        for head in found.heads:
+            cells = [tables.interval(found.difference(name, head), digits=2, scale=100) for name in names]
+            rows.append([line["set"], head, tables.spread(100 * found.values("alone", head), 2), *cells])
+    titles = ["shared" if name.startswith(PLAIN) else name.removesuffix(EQUAL_COST) for name in names] if lines else []
+    return tables.markdown(["pair", "head", "alone, AUC times 100", *titles], rows)
+
+
 OTHER = "best other weight of the slots"
 
 

@@ -6,7 +6,7 @@ import functools
 import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class DataSet:
         rates: By optimizer, the grid of learning rates.
         measure: Computes the metrics; None for those of `evaluate`.
         clip: The limit on the global norm of an update's gradients; None for no clipping.
+        builds: Variants with another encoder: by name, what makes their trainer.
     """
 
     make: Callable[[int], MultiHeadTrainer]
@@ -70,6 +71,7 @@ class DataSet:
     rates: Mapping[str, tuple[float, ...]]
     measure: Callable[..., dict[str, float]] | None = None
     clip: float | None = None
+    builds: Mapping[str, Callable[[], MultiHeadTrainer]] = field(default_factory=dict)
 
     def as_large(self) -> int:
         """The largest width with which a joint model has at most the parameters of all single-task models."""
@@ -140,6 +142,9 @@ def variants_of(found: DataSet, names: Sequence[str]) -> dict[str, dict[str, Any
     """The variants of a data set by their names, as `multihead.compare` takes them."""
     variants = {}
     for name in names:
+        if name in found.builds:
+            variants[name] = {"build": found.builds[name]}
+            continue
         variants[name] = options_of(rule_of(name), list(found.metrics))
         if RATES in name:
             variants[name]["head_rates"] = ALONE

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.research import digits, molecules
+from benchmarks.research import census, digits, molecules
 from benchmarks.research.__main__ import main
 from benchmarks.research.record import comparison, read
 from multihead.comparison import _run
@@ -90,6 +90,25 @@ def test_molecules_and_the_models_of_scikit_learn(tmp_path, capsys):
     (line,) = run("molecules", tmp_path, "--sets", "clintox")
     assert {"alone", "plain sum", molecules.LINEAR, molecules.FOREST} <= set(line["values"])
     assert "| random forest | " in capsys.readouterr().out
+
+
+def test_census(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(census, "NUM_HELD_OUT", 100)
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 900), ("dev", 200)):
+        with gzip.open(tmp_path / f"census_{name}.csv.gz", "wt", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["age", "education", "marital_status", "instance_weight", "year", "income"])
+            for age in rng.integers(1, 90, size):
+                married = "Never married" if age < rng.integers(60) else "Widowed"
+                writer.writerow([age, "Children", married, 1.5, 94, "50000+" if age > rng.integers(90) else "- 50000"])
+    (line,) = run("census", tmp_path, "--variants", "MMoE")
+    assert list(line["values"]) == ["alone", "MMoE", "MMoE, equal cost"] and set(line["values"]["MMoE"]) == {
+        "income",
+        "never_married",
+    }
+    assert all(0 <= value <= 1 for by_head in line["values"].values() for values in by_head.values() for value in values)
+    assert "| income | never_married | " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
