@@ -25,7 +25,7 @@ MANY = 10
 """So many different copies after a context are names: `1 / sum_c p_c^2`, where `p_c` is the fraction of copy `c`."""
 MOST = 4
 """Names that are replaced in a row at most."""
-KEPT, KNOWN = 0.6, 0.8
+KEPT, KNOWN = 0.8, 0.9
 """The fraction of rows whose names are kept, and of those whose names are kept or replaced by known ones."""
 
 Span = tuple[int, ...]
