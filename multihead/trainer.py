@@ -502,21 +502,22 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does; data are given as to `fit`.
 
         The total `loss`, in `fit` `val_loss`, is the sum of the heads' losses, each times its weight where that is a number,
-        and of what layers add. Weightings, and weights that are functions of the step, do not count in it, and in `fit` the
-        weights are those of its beginning: losses that are weighed differently in each epoch cannot be compared, and
-        `EarlyStopping("val_loss")` would stop on the weights.
+        and of what layers add. Weightings, and weights that are functions of the step, do not count in it, and in `val_loss`
+        the weights are those of the beginning of `fit`: losses that are weighed differently in each epoch cannot be
+        compared, and `EarlyStopping("val_loss")` would stop on the weights.
         """
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
         # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
-        own_batch_size = None if validates_during_fit(kwargs) else batch_size
+        validates = validates_during_fit(kwargs)
+        own_batch_size = None if validates else batch_size
         read_data = as_data(x, y, sample_weight, self._setup.all_names, own_batch_size)
         self._build(read_data.specs, read_data)
         data, plan = self._checked_for_evaluation(read_data)
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
             function.plan = Plan(plan.ranks, plan.labels_are_checked)
-        with self._evaluating():
+        with self._evaluating(validates=validates):
             results: Results = super().evaluate(
                 data.x,
                 data.y,

@@ -287,10 +287,11 @@ class FittedTrainer(TrainerState):
             self._phase = before
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self, *, validates: bool = False) -> Iterator[None]:
         """A context of an evaluation, after which, while `fit` runs, the metrics of the epoch are as before.
 
-        A callback may evaluate at any batch. Training and evaluation share the metrics, which an evaluation resets.
+        A callback may evaluate at any batch, with the current weights of heads. Training and evaluation share the metrics,
+        which an evaluation resets. With `validates`, `fit` evaluates, with the weights of its beginning.
         """
         built = self._built
         if self._phase is None or built is None:
@@ -303,6 +304,8 @@ class FittedTrainer(TrainerState):
         copies = self.distribute_strategy.experimental_local_results
         before = RollBack([copy for variable in variables for copy in copies(variable)])
         self.reset_metrics()
+        if not validates:
+            built.logs.take_weights(self._setup.trained)
         try:
             with self._in_phase("validation"):
                 yield

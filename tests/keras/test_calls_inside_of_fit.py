@@ -52,6 +52,22 @@ INSIDE = {
 }
 
 
+def test_an_evaluation_in_a_callback_has_the_current_weights_and_val_loss_those_of_the_beginning():
+    logged = []
+
+    def change_and_evaluate(trainer):
+        trainer.set_weight("b", 0.5)
+        logged.append(trainer.evaluate(X, Y, verbose=0, return_dict=True))
+        logged.append(trainer.test_on_batch(X, Y, return_dict=True))
+
+    trainer = made()
+    history = fit(trainer, epochs=1, validation_data=(X, Y), callbacks=[At(change_and_evaluate, [3])])
+    for logs in logged:
+        np.testing.assert_allclose(logs["loss"], logs["a_loss"] + 0.5 * logs["b_loss"], rtol=1e-6)
+    total = history["val_a_loss"][0] + 2.0 * history["val_b_loss"][0]
+    np.testing.assert_allclose(history["val_loss"][0], total, rtol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def alone():
     """What `fit` logs where no callback calls anything."""

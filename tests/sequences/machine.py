@@ -598,7 +598,7 @@ class Machine(RuleBasedStateMachine):
     def save_and_load(self) -> None:
         path = self.path(".keras")
         self.trainer.save(path)
-        if self.is_ready():
+        if self.is_ready() and self.has_data:
             self.twin.build()
         self.reload(path)
         self.done("after loading")
