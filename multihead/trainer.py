@@ -37,8 +37,9 @@ from multihead._ground.validation import check_choice, check_head_names, quoted,
 from multihead._runs.run import checkpoint_of, open_run
 from multihead._trainer.building import Setup
 from multihead._trainer.custom_loop import CustomLoops
-from multihead._trainer.fitting import FittedTrainer, StepFunction
+from multihead._trainer.fitting import FittedTrainer
 from multihead._trainer.options import CompileOptions, check_compile, check_trainer, only_own_options
+from multihead._trainer.steps import StepFunction
 from multihead._update.representation import call_encoder
 from multihead._update.scaling import check_known, scale_targets, warn_of_model
 from multihead._update.spec import Idle, Plan

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,12 +21,10 @@ from multihead._ground.keras import (
     callbacks_of,
     forget_validation_data,
     runs_code_of_users,
-    steps_at_once,
     tensor_variable,
 )
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
-from multihead._ground.tensors import unchecked
 from multihead._ground.types import (
     Callback,
     Callbacks,
@@ -38,11 +35,11 @@ from multihead._ground.types import (
     Logs,
     Nested,
     Tensor,
-    Trainer,
 )
 from multihead._ground.validation import as_python
 from multihead._runs.run import SavedRun
 from multihead._trainer.state import Checked, TrainerState
+from multihead._trainer.steps import StepFunction, TrainFunction
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.pipeline import compute_update
@@ -54,8 +51,6 @@ from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import is_zero
 from multihead.telemetry._epoch_end import EpochEnd
-
-Step = Callable[[Iterator[Nested]], Logs]  # from an iterator of batches
 
 
 class Source(NamedTuple):
@@ -327,83 +322,3 @@ class FittedTrainer(TrainerState):
         latest: Config = {name: read.get(name, value) for name, value in logs.items()}
         # Numbers are Python's, as in the logs of Keras.
         return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in latest.items()}
-
-
-class StepFunction:
-    """A step of Keras: one function for each plan, made by `make`, which replaces an attribute; `plan` is that of now."""
-
-    period: int | None = None  # the number of the present period of training, where there are several
-    calls_left: float = 0  # before the number of updates must be read again
-    until_stop: float = 0  # the number of updates before one may say that training must stop
-
-    def __init__(self, trainer: Trainer, attribute: str, make: Function) -> None:
-        self._trainer, self._attribute, self._make = trainer, attribute, make
-        self.plan = Plan()
-        self.calls = 0  # that have made a step
-        self._functions: dict[Plan, Step] = {}
-
-    @contextmanager
-    def planned(self, plan: Plan) -> Iterator[None]:
-        """A context in which steps are made with a plan."""
-        before, self.plan, self.calls_left, self.until_stop = self.plan, plan, 0, 0
-        try:
-            yield
-        finally:
-            self.plan = before
-
-    def __call__(self, iterator: Iterator[Nested]) -> Logs:
-        trainer, plan = self._trainer, replace(self.plan, period=self.period)
-        if plan not in self._functions:
-            before = getattr(trainer, self._attribute)
-            self._make(force=True)
-            self._functions[plan] = getattr(trainer, self._attribute)
-            omit_retracing_warning(self._functions[plan])
-            setattr(trainer, self._attribute, before)
-        earlier, trainer._plan.value = trainer._plan.value, plan
-        try:
-            with unchecked(in_functions=True):  # values of nothing are NaN
-                logs = self._functions[plan](iterator)
-            self.calls += 1
-            return logs
-        finally:
-            trainer._plan.value = earlier
-
-
-class TrainFunction(StepFunction):
-    """A training step, traced once for each period between changes of what is frozen.
-
-    An error of an update that is not finite says where it comes from.
-    """
-
-    def __call__(self, iterator: Iterator[Nested]) -> Logs:
-        self._enter_period()
-        logs, failure = None, None
-        try:
-            logs = super().__call__(iterator)
-        except tf.errors.InvalidArgumentError as error:
-            failure = error
-        trainer = self._trainer
-        in_xla = bool(trainer.jit_compile) and not trainer.run_eagerly  # which raises no errors
-        self.until_stop -= steps_at_once(trainer) if in_xla else 0
-        if trainer.update_spec is not None and (failure is not None or (in_xla and self.until_stop <= 0)):
-            self.until_stop = trainer.update_spec.running.faults.stop()  # to read it waits for the device
-        if failure is not None:
-            raise failure
-        return logs
-
-    def _enter_period(self) -> None:
-        """Finds the present period. To read the number of updates waits for the device, so that is done rarely."""
-        self.calls_left -= 1
-        spec = self._trainer.update_spec
-        if self.calls_left >= 0 or spec is None:  # a call that builds is followed by one that looks again
-            return
-        self.calls_left = math.inf
-        if len(spec.running.periods) == 1:
-            return
-        step = self._trainer.num_updates
-        self.period = spec.running.period_at(step)
-        following = spec.running.periods[self.period + 1 :]
-        if following and self._trainer.options.steps_per_execution == "auto":
-            self.calls_left = 0
-        elif following:
-            self.calls_left = -(-(following[0].start - step) // steps_at_once(self._trainer)) - 1

@@ -57,6 +57,7 @@ def mask_missing(
         element_weights = _spread(tf.cast(_copy(sample_weight), dtype), labels, rank, f"`sample_weights[{spec.name!r}]`")
         is_kept = both(is_kept, element_weights != 0)  # NaN is not 0
     problems = find_problems(spec, labels, rank, is_missing, is_kept, element_weights, predictions) if check else []
+    labels = _checked(labels, problems)
     is_counted = both(is_labelled, is_kept if element_weights is None else both(is_kept, element_weights > 0))
     if is_counted is None:
         weights = tf.ones(sizes(labels, rank), dtype)
@@ -68,7 +69,7 @@ def mask_missing(
         clean = labels if is_missing is None else where(is_missing, tf.zeros_like(labels), labels)
         weights *= tf.cast(weights_of_classes(spec.class_weight, clean, rank), dtype)
     is_plain = element_weights is None and spec.class_weight is None and not (problems and in_xla())
-    weights = _checked_weights(weights, problems)
+    weights = _infinite_where_wrong(weights, problems) if in_xla() else weights
     # Targets that do not count, including NaN, are replaced before the loss is called.
     is_used = is_counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
     clean = labels if is_used is None else where(with_inner(is_used, labels), labels, tf.zeros_like(labels))
@@ -146,20 +147,23 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
     return spread(with_same_sizes(values, targets, 1, what, "the targets"), targets, rank)
 
 
-def _checked_weights(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
-    """Raises an error for labels that break a rule; in XLA, which cannot raise, infinite weights make the update skipped."""
-    if in_xla():
-        for problem in problems:  # an element breaks a rule if one of its labels does
-            ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
-            broken = tf.reshape(problem.broken, tf.concat([tf.shape(problem.broken), ones], axis=0))
-            broken = tf.reduce_any(broken, axis=list(range(weights.shape.rank, broken.shape.rank)))
-            weights = where(broken, float("inf"), weights)
-        return weights
+def _checked(labels: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
+    """Raises an error for labels that break a rule, before anything reads them; XLA raises no errors."""
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
     if not checks:
-        return weights
+        return labels
     with tf.control_dependencies(checks):
-        return tf.identity(weights)
+        return tf.identity(labels)
+
+
+def _infinite_where_wrong(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
+    """Infinite weights for labels that break a rule, which make XLA skip the update."""
+    for problem in problems:  # an element breaks a rule if one of its labels does
+        ones = [1] * max(weights.shape.rank - problem.broken.shape.rank, 0)
+        broken = tf.reshape(problem.broken, tf.concat([tf.shape(problem.broken), ones], axis=0))
+        broken = tf.reduce_any(broken, axis=list(range(weights.shape.rank, broken.shape.rank)))
+        weights = where(broken, float("inf"), weights)
+    return weights
 
 
 def check_arrays(check: Callable[[Nested], None], y: Nested, sample_weight: Tensor) -> bool:
