@@ -127,7 +127,9 @@ def export_heads(
 def _with_dtypes_of(encoder: Layer, specs: Nested) -> Nested:
     """Specs of data with the dtypes that a functional encoder declares: it takes int64 ids, even if the first were int32."""
     flat = tf.nest.flatten(specs)
-    declared = tf.nest.flatten(encoder.input) if is_functional(encoder) else []
+    # A `Sequential` that is built by its first data has a dtype that nobody declared.
+    is_declared = is_functional(encoder) and not isinstance(encoder, keras.Sequential)
+    declared = tf.nest.flatten(encoder.input) if is_declared else []
     if len(declared) != len(flat):
         return specs
     known = [
