@@ -53,7 +53,7 @@ class Session:
 
         table = Table(title=Text(title), title_justify="left")
         for position, column in enumerate(columns):
-            table.add_column(Text(column), justify="right" if position else "left")
+            table.add_column(Text(column), justify="right" if position else "left", no_wrap=not position)
         for row in rows:
             table.add_row(*map(Text, row))
         self._console.print(table)

@@ -388,6 +388,8 @@ def test_a_metric_of_classes_is_that_of_the_labelled_rows(rank, how, sparse):
         def hits(y, p):  # without `reads`: all labels of an example are there, or none
             return tf.cast(tf.equal(tf.cast(y, tf.int64), tf.argmax(p, axis=-1)), tf.float32)
 
+        if how == "steps":  # and here, of one step at a time
+            hits.reads = "elements"
         makers = {name: made(getattr(M, name)) for name in CLASSES}
         makers["hits"] = lambda: M.MeanMetricWrapper(hits, name="hits")
         seen = np.argmax(y, -1)[there[..., 0]], p[there[..., 0]]
@@ -499,7 +501,7 @@ def test_a_metric_of_which_nothing_is_known_refuses_parts_of_examples(name, how)
     weights, mask = None, None
     if how in ("mask", "weights"):
         elements = (np.arange(y[..., 0].size) != 5).reshape(y.shape[:-1])
-        weights, mask = (elements.astype("float32"), None) if how == "weights" else (None, tf.constant(elements))
+        weights, mask = (tf.cast(elements, "float32"), None) if how == "weights" else (None, tf.constant(elements))
     message = (
         r"`targets\['a'\]` must be missing for a whole row or not at all, since nothing says which labels of a row the "
         r"metric '.*' reads\. Received: .* rows break this\)\. Set the attribute `reads`.*'elements', 'rows', or the numbers"
