@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -126,15 +127,22 @@ def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | No
         raise with_message(error, f"In `validation_data`: {error}") from error
 
 
-def as_batches(data: Data, call: FitCall, size: int, argument: str, seed: int | None) -> tuple[Data, FitCall]:
-    """The data as a dataset of batches, of which `size` make one step, for the sake of an argument; and the call for it."""
+class Source(NamedTuple):
+    """Data as Keras's loop reads them, and the call with what they need."""
+
+    data: Data
+    call: FitCall
+
+
+def as_batches(data: Data, call: FitCall, size: int, argument: str, seed: int | None) -> Source:
+    """The data as a dataset of batches, of which `size` make one step, for the sake of an argument."""
     number = None if call.steps_per_epoch is None else call.steps_per_epoch * size
     dataset = data.as_dataset(call.batch_size, number, call.shuffle, argument, seed)
     if SEQUENCES_BEGIN_ANEW and number is not None and data.batches is not None and data.length is not None:
         dataset = dataset.take(number)
     validation_batch_size = call.validation_batch_size or call.batch_size  # as Keras does with arrays
-    call_of_batches = replace(call, batch_size=None, shuffle=False, validation_batch_size=validation_batch_size)
-    return Data(dataset, specs=data.specs), call_of_batches
+    batched_call = replace(call, batch_size=None, shuffle=False, validation_batch_size=validation_batch_size)
+    return Source(Data(dataset, specs=data.specs), batched_call)
 
 
 def read_batches(

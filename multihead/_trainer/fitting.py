@@ -6,13 +6,13 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._data.batch import unpack
-from multihead._data.call import FitCall, as_batches, read_call
+from multihead._data.call import FitCall, Source, as_batches, read_call
 from multihead._data.data import Data, batches_of_update, in_windows
 from multihead._data.reading import read_arrays
 from multihead._ground.calls import omit_retracing_warning
@@ -51,13 +51,6 @@ from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import is_zero
 from multihead.telemetry._epoch_end import EpochEnd
-
-
-class Source(NamedTuple):
-    """Data as Keras's loop reads them, and the call with what they need."""
-
-    data: Data
-    call: FitCall
 
 
 class FittedTrainer(TrainerState):
@@ -103,12 +96,12 @@ class FittedTrainer(TrainerState):
         if size == 1 and (run is None or not (data.is_arrays or is_python)):
             return Source(data._replace(first=None), call)
         argument = "`gradient_accumulation_steps`" if size > 1 else "`Checkpoint`"
-        batches, call_of_batches = as_batches(data, call, size, argument, seed)
+        batches = as_batches(data, call, size, argument, seed)
         if size == 1:
-            return Source(batches, call_of_batches)
+            return batches
         ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
-        windows, steps = in_windows(batches.x, size, ahead, self.distribute_strategy, call_of_batches.steps_per_epoch)
-        return Source(batches._replace(x=windows), replace(call_of_batches, steps_per_epoch=steps))
+        windows, steps = in_windows(batches.data.x, size, ahead, self.distribute_strategy, call.steps_per_epoch)
+        return Source(batches.data._replace(x=windows), replace(batches.call, steps_per_epoch=steps))
 
     def _with_checked_labels(self, data: Data, *, shuffle: bool | str = False, argument: str = "x") -> Checked:
         """Checks arrays of labels at once, and other batches outside of what XLA compiles."""

@@ -8,12 +8,11 @@ import importlib.util
 import json
 import re
 import threading
-import time
 
 import pytest
 import tensorflow as tf
 
-from tests.helpers.ports import free_ports
+from tests.helpers.ports import free_ports, running
 
 pytestmark = pytest.mark.programs
 pytest.importorskip("fastapi")
@@ -36,15 +35,8 @@ def port(folder):
     """The port of a server that runs during this module."""
     (free,) = free_ports(1)
     server = serve.create_server(serve.Export(folder[0]), LIMITS, free)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.05)
-    yield free
-    server.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
+    with running(server):
+        yield free
 
 
 def ask(port, body, *, method="POST", path="/predict", kind="application/json"):

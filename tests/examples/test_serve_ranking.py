@@ -5,15 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import threading
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from examples._command_line import InputError
-from tests.helpers.ports import free_ports
+from tests.helpers.ports import free_ports, running
 
 pytestmark = pytest.mark.programs
 pytest.importorskip("fastapi")
@@ -60,14 +58,8 @@ def port(folder):
     (free,) = free_ports(1)
     export = serve.load(folder, ["click", "purchase"])
     server = serve.create_server(export, serve.Limits(texts=4, characters=9, waiting=8), free)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.05)
-    yield free
-    server.should_exit = True
-    thread.join(20)
+    with running(server):
+        yield free
 
 
 def ask(port, body, method="POST", path="/rank"):
