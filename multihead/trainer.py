@@ -225,7 +225,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 which only an evaluation measures then. To measure a head in training, too, give it `loss=None`.
 
         Raises:
-            ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
+            ValueError: There is no such head, its weight is a function of the step, `value` is negative or not finite, or is
+                not 0 for a head without targets in the data of the running `fit`.
         """
         check_choice("name", name, self._setup.names)
         if self._setup.head(name).has_weight_function:
@@ -238,6 +239,12 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         checked = check_weight(value)
         if is_zero(checked):
             self._replan(idle=Idle.EXPECTED)
+        elif self._phase is not None and name in self.make_train_function().plan.absent:
+            raise ValueError(
+                f"`value` must be 0 for a head without targets in the data of the running `fit`, which cannot train it. "
+                f"Received: name={name!r}, value={value!r}. Add its targets to the data, missing labels as NaN or "
+                "`ignore_label` where there are none yet."
+            )
         self.head_weights.by_head[name].assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:

@@ -46,16 +46,18 @@ class Setup:
         """The head of a name."""
         return next(head for head in self.heads if head.name == name)
 
-    def check_targets(self, specs: Batch) -> None:
-        """Raises a `ValueError` if a head that is to be trained has no targets in the data."""
-        absent = [head.name for head in self.trained if head.name not in specs.targets and not is_zero(head.weight)]
-        if absent:
+    def without_targets(self, specs: Batch) -> frozenset[str]:
+        """The heads without targets in the data of a `fit`; a `ValueError` if one of them is to be trained."""
+        absent = [head for head in self.trained if head.name not in specs.targets]
+        needed = [head.name for head in absent if not is_zero(head.weight)]
+        if needed:
             raise ValueError(
-                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+                f"The targets must have a key for every head, but the head {quoted(needed)} has none in the data and would "
                 f"never be trained. Received: targets for {quoted(specs.targets)}; the heads are "
                 f"{quoted(self.names)}. Correct the key, or add targets that are `ignore_label` or NaN where the "
                 "label is missing; with a weight of 0, a head needs none."
             )
+        return frozenset(head.name for head in absent)
 
     @property
     def all_names(self) -> list[str]:

@@ -75,14 +75,16 @@ class FittedTrainer(TrainerState):
     def _prepared_fit(self, call: FitCall, run: SavedRun | None) -> tuple[Source, Checked | None, Plan]:
         """What a `fit` trains on, its validation data, and what its steps can rely on; each stage makes a new value."""
         data, validation = read_call(call, self._setup.all_names)
-        self._build(data.specs, data, every_head=True)
+        absent = self._setup.without_targets(data.specs)
+        self._build(data.specs, data)
         training = self._with_checked_labels(data, shuffle=call.shuffle)
         held_out = None if validation is None else self._with_checked_labels(validation, argument="validation_data")
         unfitted = unfitted_heads(self._setup.heads)  # before a checkpoint is loaded
         seed = None if run is None else run.begin(training.data, None if held_out is None else held_out.data, call)
         self._fit_scalings(unfitted, training.data, call)
         source = self._batched(training.data, call, run, seed)
-        return source, held_out, self._planned(call.class_weight, training.plan, callbacks_of(call.callbacks))
+        plan = self._planned(call.class_weight, training.plan, callbacks_of(call.callbacks))
+        return source, held_out, replace(plan, absent=absent)
 
     def _fit_scalings(self, heads: list[NamedHead], data: Data, call: FitCall) -> None:
         """Learns the scalings of some heads from the data of a `fit`."""
@@ -215,9 +217,8 @@ class FittedTrainer(TrainerState):
 
     def train_step(self, data: Dataset) -> dict[str, Tensor]:
         """One update, from one batch or from a window of batches; called by Keras."""
-        every_head, plan = self._phase is not None, self._plan.value
-        parts = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
-        batches = [self._unpack(batch, every_head=every_head) for batch in parts]
+        parts, plan = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps), self._plan.value
+        batches = [self._unpack(batch) for batch in parts]
         built = self._require_built(trains=True)
         spec, logs = built.spec.under(plan, self.stage if plan.period is None else plan.period), built.logs
         update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))

@@ -227,16 +227,14 @@ class TrainerState(KerasHooks, keras.Model):
         """Whether modules are never traced, so that their Python may depend on values."""
         return bool(self.run_eagerly) or tf.config.functions_run_eagerly()
 
-    def _build(self, specs: Batch | None = None, examples: Data | Batch | None = None, *, every_head: bool = False) -> None:
+    def _build(self, specs: Batch | None = None, examples: Data | Batch | None = None) -> None:
         """Creates the variables that batches need and that do not exist yet: of modules, metrics, methods, the optimizer.
 
         Where sizes differ from those so far, they are open afterwards, if the modules can take them. `specs` are those of a
         batch, with open batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
-        makes some of ones and zeros. With `every_head`, a head that is trained must have targets.
+        makes some of ones and zeros.
         """
         shapes = self._shapes
-        if every_head and specs is not None:
-            self._setup.check_targets(specs)
         specs = shapes.specs if specs is None else specs
         if specs is None:
             return
@@ -268,13 +266,13 @@ class TrainerState(KerasHooks, keras.Model):
                     self.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
         self.built = True
 
-    def _unpack(self, data: Dataset, *, every_head: bool = False) -> Batch:
+    def _unpack(self, data: Dataset) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, self._setup.all_names))
         check_rows(batch)
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
-        replicas.once(lambda: self._build(open_batch_size(batch), sample, every_head=every_head))
+        replicas.once(lambda: self._build(open_batch_size(batch), sample))
         return batch
 
 

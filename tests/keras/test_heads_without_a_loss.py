@@ -140,3 +140,19 @@ def test_a_head_of_weight_0_needs_no_targets(when):
     with pytest.raises(ValueError, match="The targets must have a key for every head, but the head 'kind' has none"):
         made.fit(X, {"price": X[:, :1]}, verbose=0)
     assert made.fit(X, {"price": X[:, :1], "kind": X[:, :3]}, verbose=0).history["kind_loss"][-1] > 0
+
+
+@pytest.mark.parametrize("moment", ["on_train_begin", "on_epoch_begin", "on_train_batch_end"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_callback_cannot_turn_on_a_head_without_targets_in_the_data(moment, eager):
+    made = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    made.add_head("price", keras.layers.Dense(1), "mse")
+    made.add_head("kind", keras.layers.Dense(3), "mse", weight=0.0)
+    made.compile("sgd", run_eagerly=eager)
+    callback = keras.callbacks.Callback()
+    setattr(callback, moment, lambda *_, **__: made.set_weight("kind", 1.0))
+    with pytest.raises(ValueError, match="without targets in the data of the running `fit`.*name='kind', value=1.0"):
+        made.fit(X, {"price": X[:, :1]}, verbose=0, callbacks=[callback])
+    history = made.fit(X, {"price": X[:, :1], "kind": X[:, :3]}, epochs=2, verbose=0, callbacks=[callback]).history
+    assert history["kind_loss"][-1] > 0
+    made.set_weight("kind", 2.0)  # outside of `fit`, whose data are not known

@@ -29,6 +29,8 @@ class Follower(keras.callbacks.Callback):
         super().__init__()
         self.machine, self.epochs, self.actions, self.validation, self.after = machine, epochs, actions, validation, after
         self.states: dict[Any, Any] = {}
+        present = {name for windows in epochs for window in windows for batch in window for name in batch[1]}
+        self.absent = set(machine.twin.trained) - present
         self.epoch = self.updates = 0
         self.weights: dict[str, float] = {}
         self.seen: dict[str, int] = dict.fromkeys(MOMENTS, 0)
@@ -42,11 +44,11 @@ class Follower(keras.callbacks.Callback):
     def act(self, moment: str, number: int) -> None:
         for when, at, action in self.actions:
             if (when, at) == (moment, number):
-                self.machine.moment = moment
+                self.machine.moment, self.machine.absent = moment, self.absent
                 try:
                     action()
                 finally:
-                    self.machine.moment = None
+                    self.machine.moment, self.machine.absent = None, set()
                 self.machine.compare(f"after an action at {moment} {number}")
 
     def on_train_begin(self, logs: Any = None) -> None:

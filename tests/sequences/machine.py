@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -67,6 +68,7 @@ class Machine(RuleBasedStateMachine):
         self.setup = 0  # counts what makes weights that were saved before unfit
         self.synced: dict[Any, np.ndarray] = {}
         self.moment: str | None = None
+        self.absent: set[str] = set()  # the heads without targets in the data of the `fit` that runs
         self.number = 0  # of layers and modules so far
         self.has_data = False
         self.rng = np.random.default_rng(0)
@@ -465,6 +467,10 @@ class Machine(RuleBasedStateMachine):
             self.twin.build()
 
     def set_weight(self, name: str, value: float) -> None:
+        if value and name in self.absent:
+            with pytest.raises(ValueError, match="without targets in the data of the running `fit`"):
+                self.trainer.set_weight(name, value)
+            return
         self.trainer.set_weight(name, value)
         self.twin.heads[name].weight = value
 
