@@ -1,4 +1,4 @@
-"""Generates `docs/developing/keras_model.md`: what each public name of `keras.Model` is in a trainer, on both stacks.
+"""Generates a table of `docs/developing/architecture.md`: what each public name of `keras.Model` is in a trainer.
 
 `python docs/keras_table.py` writes it; a test checks each row, and that no name of the installed Keras lacks one.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent / "developing" / "keras_model.md"
+PAGE = Path(__file__).resolve().parent / "developing" / "architecture.md"
+BEGIN, END = "<!-- keras.Model: begin -->\n", "<!-- keras.Model: end -->\n"
 
 ROWS = {
     "works as in Keras": """
@@ -44,18 +45,11 @@ def kinds() -> dict[str, str]:
 
 
 def page() -> str:
-    """The page."""
-    lines = [
-        "# What `keras.Model` has",
-        "",
-        "Each public name of `keras.Model`, on Keras 2 and Keras 3, and what it is in a `MultiHeadTrainer`. Written by",
-        "`docs/keras_table.py`; `tests/keras/test_table_of_keras.py` checks each name.",
-        "",
-        "| in a trainer | names |",
-        "| --- | --- |",
-        *(f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in ROWS.items()),
-    ]
-    return "\n".join(lines) + "\n"
+    """The page, with the table."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    rows = [f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in ROWS.items()]
+    table = "\n".join(["", "| in a trainer | names |", "| --- | --- |", *rows, "\n"])
+    return before + BEGIN + table + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

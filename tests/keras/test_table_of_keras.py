@@ -1,4 +1,4 @@
-"""Each public name of `keras.Model` has a row in `docs/developing/keras_model.md`, and is in a trainer what the row says."""
+"""Each public name of `keras.Model` has a row in `docs/developing/architecture.md`, and is in a trainer what the row says."""
 
 from __future__ import annotations
 

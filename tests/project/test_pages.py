@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import json
 import os
@@ -29,7 +30,7 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 LONG = (
-    *("addons", "experts", "finetuning", "keras_hub", "serving", "sharing", "speed", "text", "tuning"),
+    *("addons", "finetuning", "ranking", "serving", "sharing", "speed", "text"),
     "watching",
 )
 """Pages whose programs take long."""
@@ -46,14 +47,20 @@ def code_alone(text: str) -> str:
     return "".join(line if number in inside else "\n" for number, line in enumerate(text.splitlines(keepends=True)))
 
 
-def shown_output(page: Path) -> str:
+def shown_output(text: str) -> str:
     """The blocks of output that stand under a page's blocks of Python."""
-    text = page.read_text(encoding="utf-8")
     return "".join(re.findall(r"^```python\n(?:(?!^```).)*^```\n\n```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 
 
-NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
-"""What pages import that may not be installed."""
+OPTIONAL = ("keras_hub", "keras_tuner", "optuna")
+"""What sections of pages import that may not be installed."""
+
+
+def of_what_is_installed(text: str) -> str:
+    """A page whose sections that import something missing are empty lines."""
+    missing = [f"import {name}\n" for name in OPTIONAL if importlib.util.find_spec(name) is None]
+    sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return "".join("\n" * each.count("\n") if any(line in each for line in missing) else each for each in sections)
 
 
 @pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of KerasTuner
@@ -69,15 +76,14 @@ def test_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     # A second strategy in a process would number its collective operations as the first did.
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
-    for module in NEEDED.get(page.stem, ()):
-        pytest.importorskip(module)
+    text = of_what_is_installed(page.read_text(encoding="utf-8"))
     # A file of Python with the page's line numbers: AutoGraph reads the source of what it converts.
     program = tmp_path / f"page_{page.stem}.py"
-    program.write_text(code_alone(page.read_text(encoding="utf-8")), encoding="utf-8")
+    program.write_text(code_alone(text), encoding="utf-8")
     exec(compile(program.read_text(encoding="utf-8"), str(program), "exec"), {"__name__": page.stem})
     matplotlib.pyplot.close("all")
     printed = capsys.readouterr().out
-    if shown := shown_output(page):
+    if shown := shown_output(text):
         assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), printed
 
 
