@@ -47,7 +47,9 @@ def kinds() -> dict[str, str]:
 def page() -> str:
     """The page, with the table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    rows = [f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in ROWS.items()]
+    usual, *others = ROWS.items()
+    rows = [f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in others]
+    rows.append(f"| {usual[0]} | all others |")
     table = "\n".join(["", "| in a trainer | names |", "| --- | --- |", *rows, "\n"])
     return before + BEGIN + table + END + rest.partition(END)[2]
 

@@ -42,10 +42,7 @@ def paper(method: type) -> str:
 
 
 def balancer_row(method: Any) -> list[str]:
-    """Name, what it fixes, what it needs, extra cost, paper."""
-    uses = method().uses
-    needs = [*uses] if "gradients" in uses else ["inner products", *uses]
-    names = {"step": "the step"}
+    """Name, what it fixes, extra cost, paper."""
     levels = method().levels
     cost = "none" if "representation" in levels else "one encoder backward pass per head"
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
@@ -53,7 +50,6 @@ def balancer_row(method: Any) -> list[str]:
     return [
         f"`{method.__name__}`",
         said(method, "What it fixes:", r"[.;:] |, (?!increasingly)|,? and, ", with_asides=False),
-        ", ".join(names.get(need, need) for need in needs),
         cost,
         paper(method),
     ]
@@ -86,7 +82,7 @@ def tables() -> str:
     from multihead._method import methods
 
     balancers = table(
-        ["`balancing.`", "fixes", "needs", "extra cost", "paper"],
+        ["`balancing.`", "fixes", "extra cost", "paper"],
         [balancer_row(method) for method in methods(balancing.Balancer).values()],
     )
     weightings = table(

@@ -51,14 +51,13 @@ def _attributes(tree: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[ast.Att
         yield from _attributes(node, inner)
 
 
-def rows(file: str, name: str, receivers: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """By option, where it is checked and where it acts, in Markdown."""
+def rows(file: str, name: str, receivers: Sequence[str]) -> dict[str, str]:
+    """By option, where it acts, in Markdown."""
     found, table = uses(file, name, receivers), {}
     for option in fields(file, name):
-        checked = [f"`{function}`" for function in found[option].get(file, [])]
         acting = {place: names for place, names in found[option].items() if place != file and not place.startswith(SHOWN)}
         texts = [f"`{place}`: {', '.join(f'`{function}`' for function in names)}" for place, names in acting.items()]
-        table[option] = ", ".join(checked), "; ".join(texts)
+        table[option] = "; ".join(texts) or "in Keras's own `compile`"
     return table
 
 
@@ -72,9 +71,8 @@ def page() -> str:
         "`compare` and `multihead.testing` read options as well; they are left out.",
     ]
     for (file, name, receivers), title in ((COMPILE, "Options of `compile`"), (HEAD, "Options of `Head`")):
-        lines += ["", f"## {title}", "", f"Checked in `{file}`, by `{name}`.", "", "| option | checked | acts |"]
-        lines += ["| --- | --- | --- |"]
-        lines += [f"| `{option}` | {checked} | {acts} |" for option, (checked, acts) in rows(file, name, receivers).items()]
+        lines += ["", f"## {title}", "", f"Checked in `{file}`, by `{name}`.", "", "| option | acts |", "| --- | --- |"]
+        lines += [f"| `{option}` | {acts} |" for option, acts in rows(file, name, receivers).items()]
     return "\n".join(lines) + "\n"
 
 

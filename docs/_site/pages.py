@@ -204,7 +204,7 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
         elif path in pages:
             page = pages[path]
         else:
-            return f"{picture}[{label}]({address}/blob/main/{path})" if address else label
+            return f"{picture}[{label}]({address}/blob/main/{path}{mark}{anchor})" if address else label
         return f"{picture}[{label}]({os.path.relpath(page, os.path.dirname(target) or '.')}{mark}{anchor})"
 
     parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)  # code keeps what looks like links

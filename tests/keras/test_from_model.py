@@ -170,6 +170,23 @@ def test_a_layer_that_two_outputs_share_and_one_that_encoder_and_head_share():
     assert list(trainer.heads) == ["shared", "shared_1"]
 
 
+def test_experts_become_the_encoder_and_gates_and_towers_belong_to_their_heads():
+    """A functional mixture of experts, as other libraries make it; the boundary is where the heads' paths part."""
+    inputs = keras.Input((5,))
+    experts = [layers.Dense(4, activation="tanh", name=f"expert_{index}")(inputs) for index in range(3)]
+    stacked = layers.Reshape((3, 4))(layers.Concatenate()(experts))
+    heads = {}
+    for name in ("click", "purchase"):
+        gate = layers.Dense(3, activation="softmax", name=f"gate_{name}")(inputs)
+        mixed = layers.Dot(axes=1)([gate, stacked])
+        heads[name] = layers.Dense(1, name=name)(layers.Dense(2, activation="relu", name=f"tower_{name}")(mixed))
+    trainer = assert_same(keras.Model(inputs, heads), normal(5))
+    assert {each.name for each in trainer.encoder.layers} >= {f"expert_{index}" for index in range(3)}
+    for name in ("click", "purchase"):
+        names = {each.name for each in trainer.heads[name].module.layers}
+        assert names >= {f"gate_{name}", f"tower_{name}", name} and not any(each.startswith("expert") for each in names)
+
+
 def test_dict_inputs_and_a_mask_that_crosses_the_boundary(tmp_path):
     ids = keras.Input((5,), dtype="int32", name="ids")
     numbers = keras.Input((2,), name="numbers")

@@ -129,7 +129,10 @@ EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
 
 def table_of_refusals() -> str:
     """The table of docs/reliability.md."""
-    lines = [f"| {each.options} | {each.reason} |" for each in EXCLUDED.values()]
+    by_reason: dict[str, list[str]] = {}
+    for each in EXCLUDED.values():
+        by_reason.setdefault(each.reason, []).append(each.options)
+    lines = [f"| {'; '.join(options)} | {reason} |" for reason, options in by_reason.items()]
     return "\n".join(["| combination | reason |", "| --- | --- |", *lines])
 
 

@@ -52,7 +52,7 @@ def shown_output(text: str) -> str:
     return "".join(re.findall(r"^```python\n(?:(?!^```).)*^```\n\n```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 
 
-OPTIONAL = ("keras_hub", "keras_tuner", "optuna")
+OPTIONAL = ("keras_hub", "keras_tuner")
 """What sections of pages import that may not be installed."""
 
 
