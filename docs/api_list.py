@@ -46,11 +46,7 @@ def _names(path: str, module: ModuleType, seen: set[int]) -> Iterator[tuple[str,
 
 def _members(owner: type) -> Iterator[tuple[str, str]]:
     """The public methods and properties that a class and the parts of the trainer define, without those that Keras calls."""
-    parts = [
-        kind
-        for kind in owner.__mro__
-        if kind is owner or kind.__module__.startswith(("multihead._trainer.", "multihead._formats."))
-    ]
+    parts = [kind for kind in owner.__mro__ if kind is owner or kind.__module__.startswith("multihead._trainer.")]
     for name, value in [item for kind in parts for item in vars(kind).items()]:
         function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         if name.startswith("_") or OF_KERAS.fullmatch(name):

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from multihead import balancing, schedules
 from multihead import weighting as weightings
-from multihead._data.call import FitCall, as_data, gives_batches
-from multihead._data.reading import as_arrays
-from multihead._display.trainer import modules_by_role, print_summary
+from multihead._data.call import FitCall, as_data, read_batches
+from multihead._data.data import batches_of_update
+from multihead._formats.export import chosen_heads, export_heads
 from multihead._formats.from_model import compiled_arguments, split_model
-from multihead._formats.saving import SavedTrainer
-from multihead._ground.calls import InMode
-from multihead._ground.keras import Untracked, check_one_step, tensor_variable, validates_during_fit
-from multihead._ground.layers import check_initialized, replace_layers
-from multihead._ground.optimizers import copied_optimizer
+from multihead._formats.to_keras import keras_model
+from multihead._ground.keras import check_one_step, validates_during_fit
+from multihead._ground.layers import check_initialized
+from multihead._ground.optimizers import loss_scale
 from multihead._ground.types import (
     Callback,
     Callbacks,
@@ -25,31 +25,49 @@ from multihead._ground.types import (
     Config,
     Dataset,
     Function,
+    Gradient,
     Layer,
     LossIdentifier,
     MetricIdentifier,
     Nested,
     Optimizer,
     Results,
-    Tensor,
+    Variable,
 )
-from multihead._ground.validation import check_choice, check_head_names, quoted, readable_errors
+from multihead._ground.validation import check_choice, check_positive_whole, quoted, readable_errors
 from multihead._runs.run import checkpoint_of, open_run
-from multihead._trainer.building import Setup
-from multihead._trainer.custom_loop import CustomLoops
-from multihead._trainer.fitting import FittedTrainer
-from multihead._trainer.options import CompileOptions, check_compile, check_trainer, only_own_options
-from multihead._trainer.steps import StepFunction
-from multihead._update.representation import call_encoder
-from multihead._update.scaling import check_known, scale_targets, warn_of_model
-from multihead._update.spec import Idle, Plan
+from multihead._trainer.changes import begin_compile, end_compile, set_heads, set_idle, set_weight
+from multihead._trainer.custom_loop import (
+    ComputedGradients,
+    at_step,
+    computed_gradients,
+    measured,
+    prepared_tensors,
+    to_apply,
+)
+from multihead._trainer.fitting import (
+    evaluating,
+    in_phase,
+    planned,
+    prepared_batch,
+    prepared_evaluation,
+    prepared_fit,
+    running_fit,
+    with_progress_line,
+)
+from multihead._trainer.keras_trainer import KerasTrainer
+from multihead._trainer.options import BALANCE_AT, CompileOptions, check_trainer, only_own_options
+from multihead._trainer.state import Origin
+from multihead._update.apply import apply_update, clip
+from multihead._update.evaluate import HeadGradients, gradients_by_head
+from multihead._update.scaling import check_known
 from multihead.balancing import Balancer
-from multihead.balancing._kinds import every
 from multihead.clipping import Clipping
+from multihead.diagnosis import Diagnosis
 from multihead.heads import Head
 from multihead.heads._named import NamedHead, new_head
 from multihead.heads._reads import Reads
-from multihead.heads._value import Weight, check_heads, check_weight, is_zero
+from multihead.heads._value import Weight, check_heads
 from multihead.rates import Rate
 from multihead.scaling import Standardize
 from multihead.weighting import Weighting
@@ -58,7 +76,7 @@ __all__ = ["MultiHeadTrainer"]
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
+class MultiHeadTrainer(KerasTrainer):
     """Trains several heads on one shared encoder with one total loss and one optimizer.
 
     A head is a Keras layer or model that reads the encoder's representation and is trained on its own loss. The update is
@@ -100,7 +118,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             )
         check_initialized("encoder", encoder)
         super().__init__(encoder, name)
-        self._set_heads(tuple(NamedHead(head_name, head) for head_name, head in check_heads(heads).items()))
+        named = tuple(NamedHead(head_name, head) for head_name, head in check_heads(heads).items())
+        set_heads(self, self._state, named)
 
     @classmethod
     def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
@@ -140,8 +159,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         compiled = compiled_arguments(model, list(parts))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
         trainer = cls(encoder, heads, name=model.name)
-        trainer._name_of_model = Untracked(str(model.name))
-        trainer._optimizer_of_model = Untracked(getattr(model, "optimizer", None))
+        trainer._state.origin = Origin(str(model.name), getattr(model, "optimizer", None))
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
@@ -175,7 +193,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
-        self._refuse_in_fit("add_head")
+        state = self._state
+        state.refuse_in_fit("add_head")
         head = new_head(
             name,
             module=module,
@@ -193,10 +212,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             learning_rate_multiplier=learning_rate_multiplier,
             weight_decay_multiplier=weight_decay_multiplier,
         )
-        if name in self._setup.all_names:
-            names = quoted(self._setup.all_names)
+        if name in state.setup.all_names:
+            names = quoted(state.setup.all_names)
             raise ValueError(f"`name` must be new. Received: name={name!r}; the heads are {names}. Choose another name.")
-        self._set_heads((*self._setup.heads, head))
+        set_heads(self, state, (*state.setup.heads, head))
 
     def remove_head(self, name: str) -> None:
         """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
@@ -209,9 +228,10 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         Raises:
             ValueError: There is no head with this name.
         """
-        self._refuse_in_fit("remove_head")
-        check_choice("name", name, self._setup.all_names)
-        self._set_heads(tuple(head for head in self._setup.heads if head.name != name))
+        state = self._state
+        state.refuse_in_fit("remove_head")
+        check_choice("name", name, state.setup.all_names)
+        set_heads(self, state, tuple(head for head in state.setup.heads if head.name != name))
 
     def set_weight(self, name: str, value: float) -> None:
         """Sets how much a head's loss counts from the next update on, for example from a callback.
@@ -228,24 +248,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             ValueError: There is no such head, its weight is a function of the step, `value` is negative or not finite, or is
                 not 0 for a head without targets in the data of the running `fit`.
         """
-        check_choice("name", name, self._setup.names)
-        if self._setup.head(name).has_weight_function:
-            raise ValueError(
-                f"`name` must be a head whose weight is a number. Received: name={name!r}, whose weight is a function of "
-                "the step. Add the head with `weight=1.0`, and set its weight from then on."
-            )
-        if callable(value):
-            raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
-        checked = check_weight(value)
-        if is_zero(checked):
-            self._replan(idle=Idle.EXPECTED)
-        elif self._phase is not None and name in self.make_train_function().plan.absent:
-            raise ValueError(
-                f"`value` must be 0 for a head without targets in the data of the running `fit`, which cannot train it. "
-                f"Received: name={name!r}, value={value!r}. Add its targets to the data, missing labels as NaN or "
-                "`ignore_label` where there are none yet."
-            )
-        self.head_weights.by_head[name].assign(checked)
+        set_weight(self, self._state, name, value)
 
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle from the next update on: they are not trained and do not change. For callbacks of `fit`.
@@ -259,9 +262,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         Raises:
             ValueError: There is no head with such a name.
         """
-        check_head_names("heads", heads, self._setup.names)
-        self._replan(idle=Idle.EXPECTED)
-        self._set_idle(heads)
+        set_idle(self, self._state, heads)
 
     @only_own_options
     def compile(
@@ -349,7 +350,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 several replicas; or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, or `compile` does not have it: losses and metrics belong to the heads.
         """
-        self._refuse_in_fit("compile")
+        self._state.refuse_in_fit("compile")
         check_trainer(type(self), MultiHeadTrainer)
         requested = CompileOptions(
             weighting=weightings.get(weighting),
@@ -370,49 +371,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
-        heads = scale_targets(self._setup.heads, target_scaling)
-        if optimizer is None:
-            optimizer_of_model = self._optimizer_of_model.value
-            optimizer = "rmsprop" if optimizer_of_model is None else copied_optimizer(optimizer_of_model)
-        optimizer, options = check_compile(
-            optimizer, requested, [head for head in heads if head.is_trained], self.distribute_strategy
-        )
-        if heads != self._setup.heads:
-            self._set_heads(heads)
-            warn_of_model(self._name_of_model.value, heads)
-        self._forget()
+        optimizer, options = begin_compile(self, self._state, optimizer, requested, target_scaling)
         super().compile(optimizer=optimizer, **options.for_keras())
-        # The optimizer may have made updates before.
-        self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        replace_layers(
-            self,
-            weighting=options.weighting,
-            balancer=None if options.balancer is None else every(options.balancer, options.balance_every),
-            head_schedule=options.head_schedule,
-        )
-        self._setup = Setup(heads, options)
+        end_compile(self, self._state, options)
 
-    # ------------------------------------------------------------------------------------------- the Keras interface
-
-    def __call__(self, inputs: Nested, *args: object, **kwargs: object) -> Nested:
-        """The predictions of `call`, for inputs in any form that `predict` accepts as arrays."""
-        return super().__call__(as_arrays("inputs", inputs), *args, **kwargs)
-
-    def call(self, inputs: Nested, training: bool | None = None) -> Nested:
-        """Every head's predictions by head name; a head with teacher forcing generates.
-
-        Args:
-            inputs: The encoder's inputs.
-            training: Whether the encoder runs in training mode; heads always run in inference mode.
-        """
-        check_known(self._setup.heads, "predict")
-
-        def predictions() -> dict[str, Tensor]:
-            representation = call_encoder(self.encoder, inputs, training=bool(training))
-            return {head.name: head.generate(representation) for head in self._setup.heads}
-
-        # As in an update, which runs outside of the trainer's own layer call.
-        return InMode(predictions)((), training=training)
+    # ------------------------------------------------------------------------------------------- training and evaluation
 
     @readable_errors()
     def fit(
@@ -470,7 +433,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 or arguments are incompatible.
             TypeError: Some of the data cannot be converted to an array.
         """
-        self._assert_ready("fit")
+        self._state.require_options("fit")
         checkpoint, other_callbacks = checkpoint_of(callbacks)
         call = FitCall(
             x=x,
@@ -492,7 +455,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             others=kwargs,
         )
         with open_run(self, checkpoint) as run:
-            return self._fit(call, run)
+            prepared = prepared_fit(self, self._state, call, run)
+            with running_fit(self, self._state, prepared, run) as arguments:
+                return super().fit(**arguments)
 
     @readable_errors()
     def evaluate(
@@ -514,18 +479,15 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         the weights are those of the beginning of `fit`: losses that are weighed differently in each epoch cannot be
         compared, and `EarlyStopping("val_loss")` would stop on the weights.
         """
-        self._assert_ready("evaluate")
-        check_known(self._setup.heads, "evaluate")
+        state = self._state
+        state.require_options("evaluate")
+        check_known(state.setup.heads, "evaluate")
         # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
         validates = validates_during_fit(kwargs)
         own_batch_size = None if validates else batch_size
-        read_data = as_data(x, y, sample_weight, self._setup.all_names, own_batch_size)
-        self._build(read_data.specs, read_data)
-        data, plan = self._checked_for_evaluation(read_data)
-        function = self.make_test_function()
-        if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
-            function.plan = Plan(plan.ranks, plan.labels_are_checked)
-        with self._evaluating(validates=validates):
+        read = as_data(x, y, sample_weight, state.setup.all_names, own_batch_size)
+        data = prepared_evaluation(self, state, read)
+        with evaluating(self, state, validates=validates):
             results: Results = super().evaluate(
                 data.x,
                 data.y,
@@ -533,58 +495,11 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 verbose=verbose,
                 sample_weight=data.sample_weight,
                 steps=steps,
-                callbacks=self._shown(callbacks, verbose),
+                callbacks=with_progress_line(self, callbacks, verbose),
                 return_dict=return_dict,
                 **kwargs,
             )
             return results
-
-    @readable_errors()
-    def predict(
-        self,
-        x: Dataset,
-        batch_size: int | None = None,
-        verbose: int | str = "auto",
-        steps: int | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: object,
-    ) -> Nested:
-        """Every head's predictions by name, as `keras.Model.predict` returns them; `x` are inputs, or batches of inputs."""
-        check_known(self._setup.heads, "predict")
-        return super().predict(x if gives_batches(x) else as_arrays("x", x), batch_size, verbose, steps, callbacks, **kwargs)
-
-    @readable_errors()
-    def predict_on_batch(self, x: Dataset) -> Nested:
-        """Every head's predictions by name, for one batch."""
-        return super().predict_on_batch(as_arrays("x", x))
-
-    def summary(
-        self,
-        line_length: int | None = None,
-        positions: Sequence[float] | None = None,
-        print_fn: Callable[[str], object] | None = None,
-        expand_nested: bool = False,
-        show_trainable: bool = False,
-        layer_range: Sequence[str] | None = None,
-    ) -> None:
-        """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.
-
-        `print_fn` is called with each line. If any other argument is given, Keras's own summary follows.
-        """
-        is_plain = (
-            positions is None and layer_range is None and line_length is None and not (expand_nested or show_trainable)
-        )
-        print_summary(self, print if print_fn is None else print_fn)
-        if not is_plain:
-            with modules_by_role(self):
-                super().summary(
-                    line_length=line_length,
-                    positions=None if positions is None else list(positions),
-                    print_fn=print_fn,
-                    expand_nested=expand_nested,
-                    show_trainable=show_trainable,
-                    layer_range=layer_range,
-                )
 
     @readable_errors()
     def train_on_batch(
@@ -601,7 +516,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         Raises:
             ValueError: `gradient_accumulation_steps` is above 1: an update then needs several batches.
         """
-        steps = self._assert_ready("train_on_batch").gradient_accumulation_steps
+        state = self._state
+        steps = state.require_options("train_on_batch").gradient_accumulation_steps
         if steps > 1:
             raise ValueError(
                 f"`train_on_batch` requires gradient_accumulation_steps=1, since it makes one update of one batch. "
@@ -610,9 +526,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
                 "`trainer.apply_gradients(trainer.compute_gradients([(x, y), ...]))`."
             )
         check_one_step(self, "train_on_batch")
-        check_known(self._setup.heads, "train_on_batch")
-        data = self._checked_batch(x, y, sample_weight)
-        with self._in_phase(self._phase, self._planned(class_weight)):
+        check_known(state.setup.heads, "train_on_batch")
+        data = prepared_batch(self, state, x, y, sample_weight)
+        with in_phase(self, state, state.phase, planned(self, state, class_weight)):
             results: Results = super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
@@ -623,12 +539,216 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self, x: Dataset, y: Nested = None, sample_weight: Nested = None, return_dict: bool = False, **kwargs: object
     ) -> Results:
         """Evaluates one batch, as `keras.Model.test_on_batch` does."""
-        self._assert_ready("test_on_batch")
+        state = self._state
+        state.require_options("test_on_batch")
         check_one_step(self, "test_on_batch")
-        check_known(self._setup.heads, "test_on_batch")
-        data = self._checked_batch(x, y, sample_weight)
-        with self._evaluating():
+        check_known(state.setup.heads, "test_on_batch")
+        data = prepared_batch(self, state, x, y, sample_weight)
+        with evaluating(self, state):
             results: Results = super().test_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
             return results
+
+    # ------------------------------------------------------------------------------------------- custom training loops
+
+    @readable_errors()
+    def compute_gradients(self, batch: Nested) -> ComputedGradients:
+        """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
+
+        Args:
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors. With
+                `gradient_accumulation_steps`, a list of up to that many of these tuples, whose examples make one update.
+
+        Returns:
+            Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
+            without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
+            in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
+            `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
+            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs. The list also
+            has `loss`, the total loss, and `losses`, each head's mean loss by name (NaN while it is idle): float32 scalars,
+            over all replicas.
+
+        Raises:
+            ValueError: The batch has targets for an unknown head, or there are more or fewer batches than
+                `gradient_accumulation_steps` allows.
+        """
+        options = self._state.require_options("compute_gradients")
+        check_known(self._state.setup.heads, "compute_gradients")
+        batches = batches_of_update(batch, options.gradient_accumulation_steps)
+        return computed_gradients(self, self._state, batches)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> tf.Tensor:
+        """Clips and applies gradients as one update, for a custom training loop.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable: the list that `compute_gradients` returned, or your own. A
+                variable with None, or without a pair, does not change, and neither do its optimizer slots. In a list of
+                your own, a head whose gradients are all None or zero is idle: its variables and slots do not change.
+
+        Returns:
+            Whether the update was applied: False if a gradient is not finite, if no head is active, or if a list of your own
+            has no gradient.
+
+        Raises:
+            ValueError: The trainer is not built yet, or a variable does not belong to it.
+        """
+        self._state.require_options("apply_gradients")
+        with at_step(self, self._state) as spec:
+            update = to_apply(spec, grads_and_vars, self.update_count)
+            return apply_update(spec, self.optimizer, clip(spec, update))
+
+    @readable_errors()
+    def head_gradients(self, batch: Nested, at: str = "representation") -> HeadGradients:
+        """Computes each head's gradients on a batch, without training: no variable changes.
+
+        All heads with labels in the batch take part, whatever the schedule. A row is the gradient of the head's weighted
+        mean loss; a balancer of the trainer is not applied.
+
+        Args:
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
+            at: `"representation"`: the gradients with respect to each floating-point leaf of the representation, with the
+                leaf's shape, `[batch, ...]`, and for complex numbers another axis of real and imaginary parts; on several
+                replicas, of the replica's own examples. `"parameters"`: those with respect to each trainable variable of
+                the encoder, over all replicas.
+
+        Returns:
+            A dict from head name to a list of gradients: dense tensors, `tf.IndexedSlices`, or None where the head does not
+            depend on the leaf or the variable. It also has `gramian` (`[num_heads, num_heads]` float64, over all replicas),
+            `norms` (`[num_heads]`), `cosines` (`[num_heads, num_heads]`, NaN for a head without a gradient), and `own`:
+            pairs of gradient and variable for the variables of the heads' own modules. Read these in the `tf.function` in
+            which the gradients are computed. `balancing.balance` takes it as it is.
+
+        Raises:
+            ValueError: The batch has targets for an unknown head, or `at` is another string.
+
+        Example:
+            >>> import keras
+            >>> from multihead import MultiHeadTrainer
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam")
+            >>> targets = {"price": tf.ones([8, 1]), "size": tf.zeros([8, 1])}
+            >>> batch = tf.ones([8, 3]), targets
+            >>> gradients = trainer.head_gradients(batch, at="parameters")
+            >>> [tuple(gradient.shape) for gradient in gradients["price"]]
+            [(3, 4), (4,)]
+            >>> tuple(gradients.cosines.shape)
+            (2, 2)
+        """
+        self._state.require_options("head_gradients")
+        check_known(self._state.setup.heads, "head_gradients")
+        check_choice("at", at, BALANCE_AT)
+        batch = prepared_tensors(self, self._state, batch)
+        with at_step(self, self._state) as spec:
+            return gradients_by_head(spec, at, batch, self.update_count, loss_scale(self.optimizer))
+
+    @readable_errors()
+    def diagnose(
+        self, x: Dataset, y: Nested = None, *, sample_weight: Nested = None, batch_size: int | None = None, batches: int = 32
+    ) -> Diagnosis:
+        """Measures the heads' gradients without training, and suggests what to change.
+
+        Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, for each
+        batch, in training mode, for all heads regardless of the schedule, and before balancing. Variables and metrics do
+        not change. A `target_scaling` that no `fit` has learned yet is that of the labels in these batches.
+
+        Args:
+            x: The data, as for `fit`; or a list of batches.
+            y: The targets by head name, if `x` are arrays.
+            sample_weight: The sample weights by head name, if `x` are arrays.
+            batch_size: The batch size, if `x` are arrays; 32 by default.
+            batches: The maximum number of batches to measure.
+
+        Returns:
+            The measurements, the findings and `suggestion`, keyword arguments for `compile`: `NormFloor()` if it would act,
+            and a `target_scaling` for heads in raw units. `print` shows all of it.
+
+        Raises:
+            ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
+            TypeError: `x` is neither arrays with `y` nor an iterable of batches.
+        """
+        self._state.require_options("diagnose")
+        limit = check_positive_whole("batches", batches)
+        data = read_batches(x, y, sample_weight, self._state.setup.all_names, batch_size)
+        return measured(self, self._state, data, limit)
+
+    # ------------------------------------------------------------------------------------------- exporting
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        heads: str | Sequence[str] | None = None,
+        *,
+        preprocess: Function | None = None,
+        inputs: Nested = None,
+        generate: Function | Mapping[str, Function] | None = None,
+        postprocess: Function | Mapping[str, Function] | None = None,
+    ) -> None:
+        """Exports the encoder and heads as a TensorFlow SavedModel that runs without this library and without Keras.
+
+        The model runs in inference mode, with the signature `serving_default`: `tf.saved_model.load(path)
+        .signatures["serving_default"](inputs=...)` returns a dict of tensors, and computes the encoder once. It includes
+        variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
+
+        Args:
+            filepath: A folder; an existing export in it is replaced.
+            heads: The name of a head, or a list of names; None: all heads.
+            preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
+                encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
+            inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
+                name of the argument. None: the encoder's inputs, of a functional encoder with the dtypes of its
+                `keras.Input`, or, with `preprocess`, strings, `tf.TensorSpec([None], tf.string)`; the argument is then named
+                `inputs`, or by its key in a dict.
+            generate: A function from what the head reads of the representation to its output, to control generation; for
+                several heads, a dict of these by head name. None: as in `predict`, `module.generate(representation)` with
+                teacher forcing, otherwise `module(representation)`.
+            postprocess: A function from the head's output to the exported model's output: a tensor, which gets the head's
+                name, or a dict of tensors; for several heads, a dict of these by head name. A function of two arguments
+                gets the exported model's inputs as the second, for example the texts. None: the head's output. If several
+                or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
+
+        Raises:
+            ValueError: There is no such head, it is not built yet, `filepath` is a file, or the result of `preprocess` or
+                `postprocess` is invalid.
+            TypeError: An argument has the wrong type.
+        """
+        state = self._state
+        exported = chosen_heads(state.setup.heads, heads, state.shapes.predictions, "export")
+        export_heads(
+            filepath,
+            self.encoder,
+            exported,
+            None if state.shapes.specs is None else state.shapes.specs.inputs,
+            by_head=heads is None or len(exported) > 1,
+            preprocess=preprocess,
+            inputs=inputs,
+            generate=generate,
+            postprocess=postprocess,
+        )
+
+    def to_keras(self, heads: str | Sequence[str] | None = None) -> keras.Model:
+        """Makes a plain functional Keras model of the encoder and heads, which needs nothing of this library.
+
+        It shares all layers and weights with the trainer: what either learns, the other has learned. It predicts in the
+        targets' own units, since layers of Keras that undo a `target_scaling`, with the numbers that it has now, follow a
+        head's module. It is not compiled. Saved, it is loaded by `keras.models.load_model` without `multihead`, if the
+        layers of the encoder and the modules are Keras's or your own.
+
+        Args:
+            heads: The name of a head, or a list of names; None: all heads.
+
+        Returns:
+            A model with the encoder's inputs and, as outputs, a dict by head name; if `heads` is a single name, only this
+            head's output, as tools for models with one output need it.
+
+        Raises:
+            ValueError: There is no such head, it is not built yet, its scaling is not learned yet or is a layer of your own,
+                it generates its output (`teacher_forcing`), or a module cannot be part of a functional model.
+        """
+        state = self._state
+        chosen = chosen_heads(state.setup.heads, heads, state.shapes.predictions, "to_keras")
+        specs = None if state.shapes.specs is None else state.shapes.specs.inputs
+        with self.distribute_strategy.scope():
+            return keras_model(self.encoder, chosen, specs, self.name, alone=isinstance(heads, str))

@@ -109,12 +109,12 @@ def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | No
     if call.initial_epoch >= call.epochs:
         received = f"epochs={call.epochs}, initial_epoch={call.initial_epoch}"
         text = f"`epochs` must be above `initial_epoch` to train. Received: {received}. Pass more."
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=5)
     if validation is None:
         return data.split(fraction) if fraction else (data, None)
     if fraction:
         text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=5)
     parts = tuple(validation) if isinstance(validation, (tuple, list)) else (validation, None, None)
     if len(parts) not in (2, 3):
         raise ValueError(

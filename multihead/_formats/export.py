@@ -6,7 +6,7 @@ import inspect
 import keyword
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -16,13 +16,32 @@ from multihead._ground.keras import temporarily
 from multihead._ground.layers import all_layers, is_functional
 from multihead._ground.references import referenced
 from multihead._ground.types import Config, Function, Layer, Nested
-from multihead._ground.validation import check_head_names, quoted
+from multihead._ground.validation import check_choice, check_head_names, quoted
+from multihead._update.scaling import check_known
 from multihead.heads._named import NamedHead
 
 Step = Function | None
 
 # Names of arguments that TensorFlow leaves unchanged.
 _NAME = re.compile(r"(?!self$)[A-Za-z](\w*[A-Za-z0-9])?_?", re.ASCII)
+
+
+def chosen_heads(
+    heads: Sequence[NamedHead], chosen: str | Sequence[str] | None, built: Collection[str], method: str
+) -> list[NamedHead]:
+    """The heads for a method, one by its name, several or all, which must be built and have learned scalings."""
+    by_name = {head.name: head for head in heads}
+    names = list(by_name) if chosen is None else [chosen] if isinstance(chosen, str) else list(chosen)
+    for name in names or (chosen,):
+        check_choice("heads", name, list(by_name))
+        if name not in built:
+            raise ValueError(
+                f"`heads` must be built before `{method}`. Received: heads={name!r}, without data since it was added. "
+                "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+            )
+    known = [by_name[name] for name in names]
+    check_known(known, method)
+    return known
 
 
 def export_heads(

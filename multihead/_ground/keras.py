@@ -109,19 +109,22 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Variabl
     return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
 
 
-class KerasHooks:
-    """The hooks of `keras.Model` that the trainer overrides, under their names in Keras 2 and Keras 3."""
+class KerasHooks(keras.Model):
+    """A Keras model that overrides what has a private name in Keras, or differs between Keras 2 and Keras 3.
+
+    A subclass has `_latest_logs`, the logs that are shown, and `_adding_losses`, a context.
+    """
 
     def _validate_and_get_metrics_result(self, logs: Logs) -> Logs:
         """Called by Keras 2 at the end of an epoch, and by Keras 3 under another name, with the logs of the last batch."""
-        latest: Logs = self._latest_logs(logs)  # type: ignore[attr-defined]
+        latest: Logs = self._latest_logs(logs)
         return latest
 
     _get_metrics_result_or_logs = _validate_and_get_metrics_result
 
     def _flatten_metrics_in_order(self, logs: Mapping[str, Nested]) -> Nested:
         """Called by Keras 3 to turn logs into a list, in the order of `metrics_names` as on Keras 2."""
-        first = [name for name in self.metrics_names if name in logs]  # type: ignore[attr-defined]
+        first = [name for name in self.metrics_names if name in logs]
         values = [logs[name] for name in [*first, *sorted(logs.keys() - set(first))]]
         return values[0] if len(values) == 1 else values
 
@@ -134,9 +137,8 @@ class KerasHooks:
                 f"Received: {losses!r}, for the trainer itself. Call `self.add_loss` there, or pass a regularizer to the "
                 "layer whose weights it is for."
             )
-        self._refuse_in_fit("add_loss")  # type: ignore[attr-defined]
-        super().add_loss(losses, **kwargs)  # type: ignore[misc]
-        self._add_own_losses()  # type: ignore[attr-defined]
+        with self._adding_losses():
+            super().add_loss(losses, **kwargs)
 
     def add_metric(self, *args: object, **kwargs: object) -> None:
         """Not supported: a trainer has no tensor to measure."""
@@ -152,7 +154,7 @@ class KerasHooks:
                 "`to_json` does not work on Keras 2, whose `model_from_json` cannot restore heads. Use `save`, or "
                 "`keras.saving.serialize_keras_object(trainer)` for the configuration alone."
             )
-        return str(super().to_json(**kwargs))  # type: ignore[misc]
+        return str(super().to_json(**kwargs))
 
     def _check_sample_weight_warning(self, x: Nested, sample_weight: Nested) -> None:
         """Prevents Keras 2 from saying that metrics ignore sample weights; those of heads do not."""

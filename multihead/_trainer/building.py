@@ -1,21 +1,25 @@
-"""What the user has decided about a trainer, and what is built from it: how updates are computed, and the logs."""
+"""The one way in which a trainer is built: its variables, how updates are computed, and the metrics behind the logs."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import tensorflow as tf
 
-from multihead._data.batch import Batch
+from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
+from multihead._data.data import Data
+from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, tensor_variable
+from multihead._ground.layers import unlock
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
-from multihead._ground.types import Layer, Nested
+from multihead._ground.types import Dataset, Nested, Trainer
 from multihead._ground.validation import quoted
-from multihead._trainer.modules import Shapes
+from multihead._trainer.modules import Shapes, build_modules
 from multihead._trainer.options import CompileOptions
+from multihead._trainer.state import Built, TrainerState
 from multihead._update.faults import Faults
 from multihead._update.network import Network, read_different_tensors
 from multihead._update.representation import Measure, squared_norms
@@ -24,72 +28,72 @@ from multihead._update.strategies import BackwardStrategy, CombinedFirst, PassPe
 from multihead._update.two_passes import Repeatable, TwoPasses
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
-from multihead.heads._named import NamedHead
-from multihead.heads._value import is_zero
 from multihead.rates import periods_of
 from multihead.telemetry._logs import LogMetrics
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What a user has decided about a trainer: its heads in order, and the options of `compile`."""
-
-    heads: tuple[NamedHead, ...] = ()
-    options: CompileOptions | None = None  # none before `compile`, and again after `add_head` and `remove_head`
-
-    @property
-    def trained(self) -> tuple[NamedHead, ...]:
-        """The heads that have a loss."""
-        return tuple(head for head in self.heads if head.is_trained)
-
-    def head(self, name: str) -> NamedHead:
-        """The head of a name."""
-        return next(head for head in self.heads if head.name == name)
-
-    def without_targets(self, specs: Batch) -> frozenset[str]:
-        """The heads without targets in the data of a `fit`; a `ValueError` if one of them is to be trained."""
-        absent = [head for head in self.trained if head.name not in specs.targets]
-        needed = [head.name for head in absent if not is_zero(head.weight)]
-        if needed:
-            raise ValueError(
-                f"The targets must have a key for every head, but the head {quoted(needed)} has none in the data and would "
-                f"never be trained. Received: targets for {quoted(specs.targets)}; the heads are "
-                f"{quoted(self.names)}. Correct the key, or add targets that are `ignore_label` or NaN where the "
-                "label is missing; with a weight of 0, a head needs none."
-            )
-        return frozenset(head.name for head in absent)
-
-    @property
-    def all_names(self) -> list[str]:
-        """The names of all heads."""
-        return [head.name for head in self.heads]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the heads that have a loss."""
-        return [head.name for head in self.trained]
+def runs_eagerly(trainer: Trainer) -> bool:
+    """Whether modules are never traced, so that their Python may depend on values."""
+    return bool(trainer.run_eagerly) or tf.config.functions_run_eagerly()
 
 
-@dataclass(frozen=True)
-class Built:
-    """A trainer that is built and compiled: how updates are computed, and the metrics behind the logs."""
+def unpacked(trainer: Trainer, state: TrainerState, data: Dataset) -> Batch:
+    """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
+    # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
+    batch: Batch = as_tensors(unpack(data, state.setup.all_names))
+    check_rows(batch)
+    sample = batch if runs_eagerly(trainer) and tf.executing_eagerly() else None
+    replicas.once(lambda: build(trainer, state, open_batch_size(batch), sample))
+    return batch
 
-    spec: UpdateSpec
-    logs: LogMetrics
+
+def build(trainer: Trainer, state: TrainerState, specs: Batch | None = None, examples: Data | Batch | None = None) -> None:
+    """Creates the variables that batches need and that do not exist yet: of modules, metrics, methods, the optimizer.
+
+    Where sizes differ from those so far, they are open afterwards, if the modules can take them. `specs` are those of a
+    batch, with open batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
+    makes some of ones and zeros.
+    """
+    shapes = state.shapes
+    specs = shapes.specs if specs is None else specs
+    if specs is None:
+        return
+    is_new = state.built is None or not shapes.have(state.setup.heads, specs)
+    wider = specs if is_new or shapes.specs is None else widened(shapes.specs, specs)
+    if not is_new and wider == shapes.specs:
+        return
+    _create(trainer, state, specs, examples)
+    if wider != specs:
+        before = state.shapes, state.built
+        try:
+            _create(trainer, state, wider, examples)
+        except ValueError:  # modules that need known sizes; each batch is checked, and built for, by itself
+            state.shapes, state.built = before
 
 
-def build(
-    trainer: Layer,
-    heads: Sequence[NamedHead],
-    options: CompileOptions,
-    shapes: Shapes,
-    idle: Sequence[str],
-    earlier: Built | None,
-) -> Built:
+def _create(trainer: Trainer, state: TrainerState, specs: Batch, examples: Data | Batch | None) -> None:
+    unlock(trainer)
+    heads, options, eagerly = state.setup.heads, state.setup.options, runs_eagerly(trainer)
+    if isinstance(examples, Data):
+        sample = examples.sample() if eagerly else None
+        examples = None if sample is None else as_tensors(unpack(sample, state.setup.all_names))
+    # What runs as plain Python is seen by tapes, from which `init_scope` would hide it.
+    runs = eagerly and tf.executing_eagerly()
+    with nullcontext() if runs else tf.init_scope(), trainer.distribute_strategy.scope():
+        state.shapes = build_modules(trainer.encoder, heads, specs, state.shapes, examples, eagerly=eagerly)
+        if options is not None:
+            state.built = _built(trainer, state, options)
+            if options.jit_compile is not True and not all(head.runs_in_xla for head in heads):
+                trainer.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
+    trainer.built = True
+
+
+def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Built:
     """Creates the variables of the methods, the optimizer and the logs, and the specification of updates.
 
-    Where a trainer was built `earlier`, its optimizer and its logs stay.
+    Where the trainer was built before, its optimizer and its logs stay.
     """
+    heads, shapes, earlier = state.setup.heads, state.shapes, state.built
     weighting = options.weighting
     if weighting is not None:
         weighting.build((sum(head.is_trained for head in heads),))
@@ -100,7 +104,7 @@ def build(
         _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
         built = build_optimizer(trainer.optimizer, network.variables.all)
         slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
-        enabled = first_replica_variable(tf.constant([float(head.name not in idle) for head in network.heads]))
+        enabled = first_replica_variable(tf.constant([float(head.name not in state.idle) for head in network.heads]))
     else:
         slots, enabled = before.slots, before.enabled
     if before is not None and before.faults.fits(network):

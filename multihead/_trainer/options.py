@@ -212,7 +212,7 @@ def check_compile(
     for name, default in (("balance_at", "representation"), ("balance_every", 1)):
         if checked.balancer is None and (value := getattr(checked, name)) != default:
             text = f"`{name}` has no effect without `balancer`. Pass it, or omit `{name}`. Received: {name}={value!r}."
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warnings.warn(text, UserWarning, stacklevel=5)
     weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
     methods = (checked.weighting, checked.balancer)
     invariant = [method for method in methods if method is not None and method.scale_invariant]
@@ -222,7 +222,7 @@ def check_compile(
             f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a "
             "method that depends on them, such as UPGrad.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
     core = optimizer_core(optimizer)
     decays = {f"weight_decay_multiplier of head {head.name!r}": head.weight_decay_multiplier for head in heads}

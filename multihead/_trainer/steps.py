@@ -13,6 +13,7 @@ from multihead._ground.calls import omit_retracing_warning
 from multihead._ground.keras import steps_at_once
 from multihead._ground.tensors import unchecked
 from multihead._ground.types import Function, Logs, Nested, Trainer
+from multihead._trainer.state import TrainerState
 from multihead._update.spec import Plan
 
 Step = Callable[[Iterator[Nested]], Logs]
@@ -26,8 +27,8 @@ class StepFunction:
     calls_left: float = 0  # before the number of updates must be read again
     until_stop: float = 0  # the number of updates before one may say that training must stop
 
-    def __init__(self, trainer: Trainer, attribute: str, make: Function) -> None:
-        self._trainer, self._attribute, self._make = trainer, attribute, make
+    def __init__(self, trainer: Trainer, state: TrainerState, attribute: str, make: Function) -> None:
+        self._trainer, self._state, self._attribute, self._make = trainer, state, attribute, make
         self.plan = Plan()
         self.calls = 0  # that have made a step
         self._functions: dict[Plan, Step] = {}
@@ -49,14 +50,14 @@ class StepFunction:
             self._functions[plan] = getattr(trainer, self._attribute)
             omit_retracing_warning(self._functions[plan])
             setattr(trainer, self._attribute, before)
-        earlier, trainer._plan.value = trainer._plan.value, plan
+        earlier, self._state.plan = self._state.plan, plan
         try:
             with unchecked(in_functions=True):  # values of nothing are NaN
                 logs = self._functions[plan](iterator)
             self.calls += 1
             return logs
         finally:
-            trainer._plan.value = earlier
+            self._state.plan = earlier
 
 
 class TrainFunction(StepFunction):

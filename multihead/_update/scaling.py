@@ -55,14 +55,14 @@ def scale_targets(heads: Sequence[NamedHead], by_name: Config | None) -> tuple[N
 
 
 def warn_of_model(name: str, heads: Sequence[NamedHead]) -> None:
-    """Says that the model of a trainer made by `from_model`, if it has a name, no longer predicts in the targets' units."""
+    """Says that the model of a trainer made by `from_model` no longer predicts in the targets' units."""
     scaled = [head.name for head in heads if head.scaling is not None]
-    if name and scaled:
+    if scaled:
         warnings.warn(
             f"The model {name!r}, of which this trainer was made, now predicts scaled values of head {quoted(scaled)}; "
             "`trainer.to_keras()` makes a Keras model on the same layers that predicts in the targets' units.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
 

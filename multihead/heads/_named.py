@@ -136,17 +136,18 @@ class NamedHead:
 
     def get_config(self) -> Config:
         """The arguments of `add_head`, serialized; a `TypeError` for a function that is not registered with Keras."""
-        serialize = keras.saving.serialize_keras_object
+        serialize, value = keras.saving.serialize_keras_object, self.value
         plain = ("teacher_forcing", "ignore_label", "class_weight", "trains_encoder", "couples_rows")
-        return {
-            **{name: value if name in plain else serialize(value) for name, value in vars(self.value).items()},
+        config = {
             "name": self.name,
             "loss": serialized(self.loss.original) if self.is_trained else None,
-            "metrics": [serialized(metric) for metric in self.value.metrics],
-            "weighted_metrics": [serialized(metric) for metric in self.value.weighted_metrics],
+            "metrics": [serialized(metric) for metric in value.metrics],
+            "weighted_metrics": [serialized(metric) for metric in value.weighted_metrics],
             "reads": encode_reads(self.reads),
             "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
         }
+        others = {name: option for name, option in vars(value).items() if name not in config}
+        return {**config, **{name: option if name in plain else serialize(option) for name, option in others.items()}}
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
         """The head's weight at a step, the number of updates applied so far; a scalar in at least float32."""

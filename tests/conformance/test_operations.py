@@ -34,7 +34,7 @@ def counted(name):
     if name.startswith("fit"):
         record_plans(trainer)
         trainer.fit(X, Y, verbose=0)
-        trainer._plan.value = plans_of(trainer)[-1]  # a step that relies on what `fit` knows of the arrays
+        trainer._state.plan = plans_of(trainer)[-1]  # a step that relies on what `fit` knows of the arrays
     else:
         trainer.compute_gradients((X, Y))  # creates the variables
     step = tf.function(lambda x, y: trainer.train_step((x, y)), autograph=False)

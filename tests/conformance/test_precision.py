@@ -60,10 +60,10 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=scale)
     trainer = tiny.trainer(optimizer)
     trainer.compute_gradients((inputs, targets))
-    before = tiny.values(trainer._built.spec.network.variables.all)
+    before = tiny.values(trainer.update_spec.network.variables.all)
     history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
     assert history["skipped_updates"] == [1.0, 1.0]
-    for old, new in zip(before, tiny.values(trainer._built.spec.network.variables.all), strict=True):
+    for old, new in zip(before, tiny.values(trainer.update_spec.network.variables.all), strict=True):
         np.testing.assert_array_equal(old, new)
     assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [0, 0]
     from multihead._ground.optimizers import loss_scale

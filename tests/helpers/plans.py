@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from multihead._trainer.state import TrainerState
 from multihead._update.spec import Plan
 
 
-class _Recorder:
-    def __init__(self):
-        self.plans = []
-        self._value = Plan()
+class _Recorder(TrainerState):
+    """What a trainer knows, and the plans of its steps."""
 
-    @property
-    def value(self):
-        return self._value
-
-    @value.setter
-    def value(self, plan):
-        self._value = plan
-        if plan != Plan():
-            self.plans.append(plan)
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "plan" and value != Plan():
+            self.plans.append(value)
 
 
 def record_plans(trainer):
     """Lets a trainer record the plan of each call of its training step from now on; see `plans_of`."""
-    trainer._plan = _Recorder()
+    trainer._state.plans = []
+    trainer._state.__class__ = _Recorder
 
 
 def plans_of(trainer):
     """The plans of the calls so far, the latest one last."""
-    return trainer._plan.plans
+    return trainer._state.plans

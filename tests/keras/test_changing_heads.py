@@ -126,7 +126,7 @@ def test_on_a_frozen_encoder_a_late_head_learns_by_its_own_gradient(compiled):
     """It moves as by a tape over its loss alone; the encoder, and heads without labels, stay bit for bit."""
     trainer, before, (inputs, targets) = trained_then_added(keras.optimizers.SGD(0.1), freeze_all, **compiled)
     targets |= {"tag": np.zeros_like(targets["tag"]), "price": np.full_like(targets["price"], -1)}
-    trained = [variable for _, variable in trainer.compute_gradients((inputs, targets))]
+    trained = [variable for _, variable in trainer.compute_gradients([(inputs, targets)])]
     module = trainer.heads["size"].module
     variables = [tiny.tensor_variable(variable) for variable in module.trainable_variables]
     labelled = ~np.isnan(targets["size"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from multihead import Head, MultiHeadTrainer
+from multihead._trainer.changes import set_heads
 from multihead.heads._named import NamedHead
 from tests.helpers import tiny
 
@@ -35,7 +36,9 @@ def test_no_head_becomes_an_attribute_with_a_name():
         before = {each: value for each, value in vars(trainer).items() if each.isidentifier()}
         attributes = set(dir(trainer))
         try:
-            trainer._set_heads(tuple(NamedHead(name, a_head(target_scaling="standardize")) for name in chunk))
+            set_heads(
+                trainer, trainer._state, tuple(NamedHead(name, a_head(target_scaling="standardize")) for name in chunk)
+            )
         except ValueError as error:  # a name that would be mixed up in the logs
             assert "apart in the logs" in str(error)
             chunks += [[name] for name in chunk] if len(chunk) > 1 else []

@@ -100,7 +100,7 @@ def test_labels_in_other_units_are_to_be_scaled_unless_the_head_does_it_itself()
     report = trainer.diagnose([(x, dict.fromkeys(ends, y["cold"])) for x, y in data])
     assert "units" not in [finding.kind for finding in report.findings]
     np.testing.assert_allclose([report.label_means[3], report.label_deviations[3]], [0, 1], atol=1e-5)
-    assert trainer._setup.head("scaled").scaling.current.mean is None  # only measured
+    assert trainer._state.setup.head("scaled").scaling.current.mean is None  # only measured
 
 
 def test_a_loss_and_its_remedy_with_clipping():
