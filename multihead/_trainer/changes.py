@@ -91,7 +91,7 @@ def set_weight(trainer: Trainer, state: TrainerState, name: str, value: float) -
     checked = check_weight(value)
     if is_zero(checked):
         replan(trainer, idle=Idle.EXPECTED)
-    elif state.phase is not None and name in trainer.make_train_function().plan.absent:
+    elif state.phase is not None and name in (trainer.make_train_function().plan.absent or ()):
         raise ValueError(
             f"`value` must be 0 for a head without targets in the data of the running `fit`, which cannot train it. "
             f"Received: name={name!r}, value={value!r}. Add its targets to the data, missing labels as NaN or "

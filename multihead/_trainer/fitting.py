@@ -50,7 +50,7 @@ class PreparedFit(NamedTuple):
 def prepared_fit(trainer: KerasTrainer, state: TrainerState, call: FitCall, run: SavedRun | None) -> PreparedFit:
     """Reads and checks a call of `fit`, and builds for it; each stage makes a new value. Without a checkpoint, no `run`."""
     data, validation = read_call(call, state.setup.all_names)
-    absent = state.setup.without_targets(data.specs)
+    absent = None if data.specs is None else state.setup.without_targets(data.specs)
     build(trainer, state, data.specs, data)
     training = _with_checked_labels(state, data, in_xla=trainer.jit_compile, shuffle=call.shuffle)
     held_out = None

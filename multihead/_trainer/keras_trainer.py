@@ -140,6 +140,9 @@ class KerasTrainer(KerasHooks):
         state, plan = self._state, self._state.plan
         parts = batches_of_update(data, state.require_options("fit").gradient_accumulation_steps)
         batches = [unpacked(self, state, batch) for batch in parts]
+        if state.phase == "fit" and plan.absent is None:  # nothing was known before the first batch
+            for batch in batches:
+                state.setup.without_targets(batch)
         built = state.require_built(trains=True)
         spec, logs = built.spec.under(plan, self.stage if plan.period is None else plan.period), built.logs
         update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))

@@ -34,10 +34,8 @@ class Setup:
         """The head of a name."""
         return next(head for head in self.heads if head.name == name)
 
-    def without_targets(self, specs: Batch | None) -> frozenset[str]:
+    def without_targets(self, specs: Batch) -> frozenset[str]:
         """The heads without targets in the data of a `fit`; a `ValueError` if one of them is to be trained."""
-        if specs is None:  # not known before the first batch
-            return frozenset()
         absent = [head for head in self.trained if head.name not in specs.targets]
         needed = [head.name for head in absent if not is_zero(head.weight)]
         if needed:

@@ -40,7 +40,7 @@ class Plan:
     ranks: str = ""  # of the data, for which Keras's function would otherwise be traced again without any
     labels_are_checked: bool = False  # whether all labels were checked before the first update
     fully_labelled: frozenset[str] = frozenset()  # the names of heads all of whose labels are there and count
-    absent: frozenset[str] = frozenset()  # the names of heads without targets in the data, which cannot be trained
+    absent: frozenset[str] | None = None  # the names of heads without targets in the data; None: not known
     idle: Idle = Idle.POSSIBLE
     period: int | None = None  # the number of the period of training; None: the one at the time when the step is traced
     # Pairs of a head's name, and pairs of class and weight, which replace the weights of its classes

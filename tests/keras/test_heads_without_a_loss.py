@@ -142,6 +142,23 @@ def test_a_head_of_weight_0_needs_no_targets(when):
     assert made.fit(X, {"price": X[:, :1], "kind": X[:, :3]}, verbose=0).history["kind_loss"][-1] > 0
 
 
+@pytest.mark.skipif(keras.__version__ > "3", reason="Keras 3 has no DatasetCreator")
+def test_batches_of_which_nothing_is_known_before_the_first_must_have_targets_of_all_heads():
+    made = MultiHeadTrainer(keras.layers.Dense(4))
+    made.add_head("price", keras.layers.Dense(1), "mse")
+    made.add_head("kind", keras.layers.Dense(3), "mse")
+    made.compile("sgd")
+    made.fit(X, {"price": X[:, :1], "kind": X[:, :3]}, verbose=0)
+
+    def creator(targets):
+        batches = tf.data.Dataset.from_tensor_slices((X, targets)).batch(4).repeat()
+        return keras.utils.experimental.DatasetCreator(lambda context: batches)
+
+    with pytest.raises(ValueError, match="The targets must have a key for every head, but the head 'kind' has none"):
+        made.fit(creator({"price": X[:, :1]}), steps_per_epoch=2, verbose=0)
+    made.fit(creator({"price": X[:, :1], "kind": X[:, :3]}), steps_per_epoch=2, verbose=0)
+
+
 @pytest.mark.parametrize("moment", ["on_train_begin", "on_epoch_begin", "on_train_batch_end"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_callback_cannot_turn_on_a_head_without_targets_in_the_data(moment, eager):
