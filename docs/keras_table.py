@@ -47,9 +47,12 @@ def kinds() -> dict[str, str]:
 def page() -> str:
     """The page, with the table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    usual, *others = ROWS.items()
-    rows = [f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in others]
-    rows.append(f"| {usual[0]} | all others |")
+    rows = [
+        f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |"
+        for kind, names in ROWS.items()
+        if not kind.startswith("works")
+    ]
+    rows.append("| works as in Keras, or as in Keras for heads | all others |")
     table = "\n".join(["", "| in a trainer | names |", "| --- | --- |", *rows, "\n"])
     return before + BEGIN + table + END + rest.partition(END)[2]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import json
 import os
 import re
 import textwrap
@@ -65,6 +66,9 @@ weights, and the state of the optimizer, of methods and of dropout. Import `mult
 resumes a run that was stopped.
 """
 LANDSCAPE = ROOT / "docs" / "gallery" / "landscape"
+NOTEBOOK = "notebooks/first_steps"
+SHOWN: dict[str, tuple[str, str, str]] = {}
+"""Title, description and Markdown of the pages that are written by hand, by their paths."""
 
 
 # What the sources say
@@ -121,7 +125,10 @@ def directive(path: str, *options: str) -> str:
 def page_of_method(module: str, name: str, row: dict[str, str]) -> str:
     """The page of a balancer or weighting."""
     facts = "".join(f"- **{key}**: {value}\n" for key, value in row.items())
-    text = directive(f"{module}.{name}", "heading_level: 1") + f"\n## At a glance\n\n{facts}"
+    call = f'```python\ntrainer.compile(optimizer, {METHODS[module].lower()}="{name}")\n```\n'
+    said = json.dumps(f"{name}, a {METHODS[module].lower()}: fixes {row.get('fixes')}; {row.get('paper')}")
+    text = f"---\ndescription: {said}\n---\n\n" + directive(f"{module}.{name}", "heading_level: 1")
+    text += f"\n## At a glance\n\n{call}\n{facts}"
     if (LANDSCAPE / f"{name}.png").exists():
         text += (
             "\n## On the toy landscape\n\n"
@@ -212,6 +219,22 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
     return "".join(a + b for a, b in zip(linked, [*parts[1::2], ""]))
 
 
+def as_page(notebook: str) -> str:
+    """A notebook as Markdown: its texts and its code."""
+    cells = json.loads(notebook)["cells"]
+    sources = [("".join(cell["source"]).rstrip(), cell["cell_type"] == "code") for cell in cells]
+    return "\n\n".join(f"```python\n{source}\n```" if is_code else source for source, is_code in sources) + "\n"
+
+
+def description_of(markdown: str) -> str:
+    """The first paragraph of a page, without marks, as far as a search engine shows it."""
+    text = re.sub(r"^---.*?^---$|^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    first = next((part for part in parts if re.match(r"[\w`*\[]", part) and not part[0].isdigit()), "")
+    first = re.sub(r"[`*]", "", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", first))
+    return textwrap.shorten(first, 160, placeholder=" ...")
+
+
 def with_tabs(text: str) -> str:
     """Text whose pairs of programs, `Before:` and `After:`, are two tabs."""
     pair = r"^Before:\n\n(```python\n.*?^```\n)\nAfter:\n\n(```python\n.*?^```\n)"
@@ -232,6 +255,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.site_name += " " + re.search(r'__version__ = "(.*)"', source).group(1)
     config.repo_url = repository() or None
     config.repo_name = "multihead"
+    if match := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+)", config.repo_url or ""):
+        config.site_url = f"https://{match[1].lower()}.github.io/{match[2]}/"
     config.nav = [{"Reference": reference()[1]} if "Reference" in entry else entry for entry in config.nav]
     return config
 
@@ -244,11 +269,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=with_links(text, file, page, address)))
     for page, text in reference()[0].items():
         files.append(File.generated(config, page, content=text))
+    notebook = as_page((ROOT / "docs" / f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
+    content = with_links(notebook, f"docs/{NOTEBOOK}.ipynb", f"{NOTEBOOK}.md", address)
+    files.append(File.generated(config, f"{NOTEBOOK}.md", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links of pages in `docs/` to files elsewhere go to the repository; programs before and after are tabs."""
+    page.meta.setdefault("description", description_of(markdown) or config.site_description)
     if page.file.generated_by is not None:
         return markdown
     if page.file.src_uri == "choosing.md":
@@ -256,4 +285,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             short = module.rpartition(".")[2]
             for name in public_names(module):
                 markdown = markdown.replace(f"| `{name}` |", f"| [{name}](reference/{short}/{name}.md) |")
-    return with_links(with_tabs(markdown), f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
+    markdown = markdown.replace(f"{NOTEBOOK}.ipynb", f"{NOTEBOOK}.md")
+    linked = with_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
+    SHOWN[page.file.src_uri] = (page.title, page.meta["description"], linked)
+    return with_tabs(linked)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Writes a copy of each page in Markdown, and `llms.txt`, which lists them."""
+    folder = Path(config.site_dir)
+    for path, (_, _, markdown) in SHOWN.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(markdown, encoding="utf-8")
+    rows = [f"- [{title}]({path}): {description}" for path, (title, description, _) in sorted(SHOWN.items())]
+    text = "\n".join([f"# {config.site_name}", "", f"> {config.site_description}", "", "## Pages", "", *rows, ""])
+    (folder / "llms.txt").write_text(text, encoding="utf-8")

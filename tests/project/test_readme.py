@@ -81,3 +81,9 @@ def without_code(page: Path) -> str:
 def test_readme_is_short() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 700 and len(readme.splitlines()) <= 120
+
+
+def test_the_pages_are_few_and_short() -> None:
+    """The pages of `docs/`, with their code and tables."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 32 and sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 27_000

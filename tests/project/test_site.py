@@ -82,6 +82,25 @@ def test_reference_of_the_trainer_shows_what_users_call(site: Path) -> None:
     assert len(of_keras) > 10 and not shown & of_keras
 
 
+def test_each_page_has_a_description_and_a_copy_for_readers_that_are_programs(site: Path) -> None:
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    written = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+    assert len(written) > 20
+    for path in written:
+        assert f"]({path}): " in listed and (site / path).read_text(encoding="utf-8").lstrip("-").strip(), path
+    shown = [
+        re.search(r'name="?description"? content="([^"]+)"', (site / page).read_text(encoding="utf-8"))
+        for page in pages(site)
+    ]
+    texts = [match[1] for match in shown if match]
+    assert len(texts) >= len(shown) - 1 and len(set(texts)) > 0.8 * len(texts)  # 404.html has none
+
+
+def test_the_notebook_is_a_page(site: Path) -> None:
+    text = text_of(site, "notebooks/first_steps")
+    assert "MultiHeadTrainer" in text and '"cell_type"' not in text
+
+
 def test_version_and_repository_are_shown(site: Path) -> None:
     for page in pages(site):
         source = (site / page).read_text(encoding="utf-8")

@@ -32,6 +32,11 @@ INSTEAD = {
     r"labels that cannot be": "invalid labels",
     r"what yields": "an iterable",
     r"goes round in circles": "cycles",
+    r"to be had\b": "available",
+    r"in the midst of": "while ... runs",
+    r"present weights": "current weights",
+    r"for some heads only": "for only some heads",
+    r"\ban own [a-z]+": "its own",
 }
 """Patterns, and what to write instead."""
 NOT_IN = ("benchmarks/research", "tests/project/test_words.py")

@@ -319,7 +319,7 @@ def test_rows_are_not_columns_for_a_loss_of_ones_own():
 
 
 class Evaluating(keras.callbacks.Callback):
-    """Evaluates other data in the midst of `fit`."""
+    """Evaluates other data while `fit` runs."""
 
     def __init__(self, *data):
         super().__init__()
