@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import os
+import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,15 +16,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import choose_direction, tensor_variable
+from multihead._ground.keras import choose_direction, runs_code_of_users, tensor_variable
 from multihead._ground.types import Callback, Config
 from multihead._runs.snapshot import replace_text
 
-_LEFT_OUT = {"model", "params", "validation_data"}
+_LEFT_OUT = {"model", "_model", "params", "validation_data"}
+
+_SEQUENCES = {"list": list, "tuple": tuple, "set": set, "deque": deque}
+"""Collections of values by the names of their classes."""
+_COLLECTIONS = (dict, list, tuple, set, frozenset, deque, np.ndarray)
+_REPORTED = "reported"
 
 
 class _NoData(Exception):
-    """A value that is neither numbers, strings nor arrays."""
+    """A value that is not made of numbers, strings and arrays."""
 
 
 def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
@@ -36,7 +43,7 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
     if isinstance(value, dict):
         items = [[_encode(part, arrays, name) for part in item] for item in value.items()]
         return {"kind": "dict", "items": items}
-    if type(value) in (list, tuple):
+    if type(value) in _SEQUENCES.values():
         return {"kind": type(value).__name__, "items": [_encode(item, arrays, name) for item in value]}
     raise _NoData
 
@@ -51,7 +58,7 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     items = value["items"]
     if value["kind"] == "dict":
         return {_decode(key, arrays): _decode(item, arrays) for key, item in items}
-    return (list if value["kind"] == "list" else tuple)(_decode(item, arrays) for item in items)
+    return _SEQUENCES[value["kind"]](_decode(item, arrays) for item in items)
 
 
 def _encoded_state(callback: Callback, place: int) -> dict[str, tuple[object, dict[str, np.ndarray]]]:
@@ -67,12 +74,21 @@ def _encoded_state(callback: Callback, place: int) -> dict[str, tuple[object, di
     return encoded
 
 
+def _not_encoded(callback: Callback) -> dict[str, str]:
+    """As text, the collections that a callback of the user's has as attributes and that cannot be written as JSON."""
+    if not runs_code_of_users(callback) or hasattr(callback, "get_run_state"):
+        return {}
+    others = {name: value for name, value in vars(callback).items() if isinstance(value, _COLLECTIONS)}
+    return {name: repr(value) for name, value in others.items() if name not in _encoded_state(callback, 0)}
+
+
 class CallbackStates:
     """The state of callbacks: the attributes that training changes. Options are not part of it."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
         self._first = list(map(_encoded_state, self._callbacks, range(len(self._callbacks))))
+        self._not_saved = list(map(_not_encoded, self._callbacks))
 
     def save(self, arrays: dict[str, np.ndarray]) -> list[Config]:
         """The changed attributes, as JSON; arrays are added to `arrays`."""
@@ -89,7 +105,22 @@ class CallbackStates:
                     state[name] = value
                     arrays.update(own)
             saved.append({"class": type(callback).__name__, "state": state})
+            self._warn_of_lost(callback, self._not_saved[place])
         return saved
+
+    @staticmethod
+    def _warn_of_lost(callback: Callback, known: dict[str, str]) -> None:
+        """Warns of what training changes and cannot be saved, once for each attribute."""
+        for name, text in _not_encoded(callback).items():
+            if known.setdefault(name, "") not in (text, _REPORTED):
+                known[name] = _REPORTED
+                warnings.warn(
+                    f"`Checkpoint` cannot save `{name}` of {type(callback).__name__}, which training changes. Received: "
+                    f"{type(getattr(callback, name)).__name__} of other values than numbers, strings and arrays; a resumed "
+                    "run begins with a new one. Give the callback `get_run_state()` and `set_run_state(state)`.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def restore(self, saved: Sequence[Config], arrays: Mapping[str, np.ndarray]) -> None:
         """Gives the callbacks the states of the saved ones of the same classes, in order."""
@@ -109,6 +140,12 @@ class CallbackStates:
                 current = vars(callback).get(attribute)
                 if isinstance(tensor_variable(current), tf.Variable):
                     tensor_variable(current).assign(value)
+                elif isinstance(current, dict) and isinstance(value, dict):  # whose class may add a default
+                    current.clear()
+                    current.update(value)
+                elif isinstance(current, deque) and isinstance(value, deque):  # which may have a maximum length
+                    current.clear()
+                    current.extend(value)
                 else:
                     vars(callback)[attribute] = value
 

@@ -42,9 +42,9 @@ class Checkpoint(keras.callbacks.Callback):
     holds numbers and text, no code. With Ctrl-C, `fit` ends after the current step and saves the run. Keras's
     `BackupAndRestore` among the callbacks of `fit` does the same, in its own folder.
 
-    Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays, lists
-    and dicts of these, or variables. A callback with the methods `get_run_state()`, which returns a dict of such values, and
-    `set_run_state(state)` decides itself what is saved.
+    Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays,
+    collections of these, or variables; a warning names other collections of a class of your own. A callback with the methods
+    `get_run_state()`, which returns a dict of such values, and `set_run_state(state)` decides itself what is saved.
 
     Args:
         directory: A folder.

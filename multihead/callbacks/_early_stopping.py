@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.types import Callback, Config, Logs, Trainer
-from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, quoted
+from multihead._ground.validation import check_choice, check_head_names, check_whole, did_you_mean, is_number, quoted
 from multihead.heads._directions import direction
 from multihead.heads._metrics import log_name
 from multihead.heads._named import NamedHead
@@ -83,10 +83,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 "`monitor` must be a dict from head names to names in the logs. "
                 f"Received: monitor={monitor!r}. Pass, for example, {{'price': 'val_price_accuracy'}}."
             )
-        for name, value in (("patience", patience), ("start_from_epoch", start_from_epoch)):
-            if not isinstance(value, int) or value < 0:
-                rule = f"`{name}` must be a whole number of at least 0."
-                raise ValueError(f"{rule} Received: {name}={value!r}. Pass, for example, 3.")
         if not all(map(is_number, min_delta.values() if isinstance(min_delta, Mapping) else [min_delta])):
             raise ValueError(
                 "`min_delta` must be a finite number, or a dict of these by head name. Received: "
@@ -102,14 +98,14 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             )
         self.monitor = None if monitor is None else dict(monitor)
         self.min_delta, self.mode, self.single_task = min_delta, mode, dict(bases)
-        self.patience, self.start_from_epoch = patience, start_from_epoch
+        self.patience = check_whole("patience", patience, least=0)
+        self.start_from_epoch = check_whole("start_from_epoch", start_from_epoch, least=0)
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
         self._metrics, self._modes, self._validates = dict[str, str](), dict[str, str](), True
         self._clear()
 
     def _clear(self) -> None:
-        names = self._metrics.values()
-        self.score_name = "val_score" if any(name.startswith("val_") for name in names) else "score"
+        self.score_name = "val_score" if any(name.startswith("val_") for name in self._metrics.values()) else "score"
         self.best: dict[str, float | None] = dict.fromkeys(self._metrics)
         self.best_epoch: dict[str, int | None] = dict.fromkeys(self._metrics)
         self.best_score: float | None = None
@@ -148,11 +144,10 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 check_head_names(name, value, list(metrics), complete=name == "single_task" and bool(value))
-        if self.idle:
-            self.model.set_idle([])
         self._metrics = dict(metrics)
         self._modes = {head: self._mode_of(head, name) for head, name in metrics.items()}
         self._clear()
+        self._apply()
 
     def check_fit(self, others: Sequence[Callback], *, validates: bool) -> None:
         """Called by the trainer: checks that callbacks which monitor the score see it, and treat higher as better.
@@ -190,16 +185,15 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         """Called by Keras."""
         logs = {} if logs is None else logs  # changed in place, for the callbacks that follow
         absent = [name for name in self._metrics.values() if name not in logs]
-        validation_names = [name for name in (*absent, *logs) if name.startswith("val_")]
-        if absent and self._validates and validation_names == absent:
+        if absent and self._validates and absent == [name for name in (*absent, *logs) if name.startswith("val_")]:
             return  # an epoch without validation
         if absent:
             raise ValueError(
                 f"`monitor` must have names in the logs. Received: {quoted(absent)}; the logs have {quoted(logs)}. "
                 f"{did_you_mean(absent, logs, 'Correct the name.')} Or pass `validation_data` with targets for the head."
             )
-        improved, newly_idle, score = self._add(epoch, {head: float(logs[name]) for head, name in self._metrics.items()})
-        logs[self.score_name] = score
+        idle_before = len(self.idle_heads)
+        logs[self.score_name] = self._add(epoch, {head: float(logs[name]) for head, name in self._metrics.items()})
         missing = [head for head in self._metrics if head not in self._last]
         if missing and len(self._rows) == 1:
             names = quoted(self._metrics[head] for head in missing)
@@ -210,9 +204,10 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        for name in improved if self.restore_best_weights else []:
-            self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in _variables(self.model, name)]
-        for head in newly_idle:
+        for name, best_epoch in (*self.best_epoch.items(), (None, self.best_score_epoch)):
+            if best_epoch == epoch and self.restore_best_weights:
+                self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in _variables(self.model, name)]
+        for head in self.idle_heads[idle_before:]:
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
 
@@ -236,7 +231,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     def get_run_state(self) -> Config:
         """Called by `Checkpoint`: the metrics of all epochs and the kept weights."""
-        return {"rows": self._rows, "weights": [[name, values] for name, values in self._weights.items()]}
+        return {"rows": self._rows, "weights": self._weights}
 
     def set_run_state(self, state: Config) -> None:
         """Called by `Checkpoint`: restores the result of `get_run_state`."""
@@ -246,8 +241,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._weights = dict(state["weights"])
         self._apply()
 
-    def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str], float]:
-        """Adds an epoch's metrics; returns the heads that improved (None: the score), the newly idle heads and the score."""
+    def _add(self, epoch: int, values: dict[str, float]) -> float:
+        """Adds an epoch's metrics, from which all else follows; returns the score."""
         known = {head: value for head, value in values.items() if not math.isnan(value)}
         if known.keys() - self._last.keys():  # earlier scores, of fewer heads, cannot be compared
             self.best_score = self.best_score_epoch = None
@@ -255,25 +250,23 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._last.update(known)
         self._rows[epoch], score = values, self._score(values)
         if epoch < self.start_from_epoch:
-            return [], [], score
-        improved, ended = list[str | None](), []
+            return score
+        ended = []
         for head, value in values.items():
             delta = self.min_delta.get(head, 0.0) if isinstance(self.min_delta, Mapping) else self.min_delta
             if _is_better(value, self.best[head], self._modes[head], abs(delta)):
                 self.best[head], self.best_epoch[head] = value, epoch
-                improved.append(head)
-            last = self.best_epoch[head]
-            since = self.start_from_epoch if last is None else last + 1
-            if head not in improved and sum(row >= since for row in self._rows) >= self.patience:
+            best_epoch = self.best_epoch[head]
+            since = self.start_from_epoch if best_epoch is None else best_epoch + 1
+            if best_epoch != epoch and sum(row >= since for row in self._rows) >= self.patience:
                 ended.append(head)
-        newly_idle = [h for h in ended if self.idle and epoch > 0 and h not in self.idle_heads and h in self._last]
-        self.idle_heads += newly_idle
+        if self.idle and epoch > 0:
+            self.idle_heads += [head for head in ended if head in self._last and head not in self.idle_heads]
         if epoch > 0 and {*ended, *self.idle_heads} == set(values):
             self.stopped_epoch = epoch
         if _is_better(score, self.best_score, "max"):
             self.best_score, self.best_score_epoch = score, epoch
-            improved.append(None)
-        return improved, newly_idle, score
+        return score
 
     def _score(self, values: Mapping[str, float]) -> float:
         """The mean of the heads' signed metrics, or their mean relative gain."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 from pathlib import Path
@@ -207,3 +208,89 @@ def test_bad_use_is_said():
         model.fit(X, Y["a"], verbose=0, callbacks=[Checkpoint("folder")])
     with pytest.raises(ValueError, match="at most one `Checkpoint`.*Received: 2"):
         made().fit(X, Y, verbose=0, callbacks=[Checkpoint("one"), keras.callbacks.BackupAndRestore("two")])
+
+
+class Kept(keras.callbacks.Callback):
+    """Keeps what it sees of the epochs in each kind of collection; may end the process, so to say, when an epoch begins."""
+
+    def __init__(self, cut_at=None):
+        super().__init__()
+        self.cut_at = cut_at
+        self.number, self.text, self.array, self.rows, self.pair = 0, "", np.zeros(2), [], (0, 0.0)
+        self.by_name, self.default, self.counted = {"a": {"b": [0]}}, collections.defaultdict(list), collections.Counter()
+        self.ordered, self.latest, self.different = collections.OrderedDict(), collections.deque(maxlen=2), set()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.cut_at:
+            raise InterruptedError
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.number, self.text, self.array, self.pair = (
+            self.number + 1,
+            f"{self.text}{epoch}",
+            self.array + epoch,
+            (epoch, 0.5),
+        )
+        self.rows.append({"epoch": epoch, "of": ["a", None, True]})
+        self.by_name["a"]["b"].append(epoch)
+        self.default[f"by {epoch % 2}"].append(epoch)
+        self.counted[epoch % 2] += 1
+        self.ordered[f"{epoch}"] = epoch
+        self.latest.append(epoch)
+        self.different.add(epoch)
+
+    def state(self):
+        others = ("cut_at", "model", "_model", "params", "validation_data")
+        return {name: value for name, value in vars(self).items() if name not in others}
+
+
+def test_a_callback_of_ones_own_goes_on_with_each_kind_of_collection(tmp_path):
+    whole, cut, resumed = Kept(), Kept(cut_at=3), Kept()
+    fit(made(), tmp_path / "whole", epochs=5, callbacks=[whole])
+    with pytest.raises(InterruptedError):
+        fit(made(), tmp_path / "cut", epochs=5, callbacks=[cut])
+    fit(made(), tmp_path / "cut", epochs=5, callbacks=[resumed])
+    wanted, got = whole.state(), resumed.state()
+    np.testing.assert_array_equal(got.pop("array"), wanted.pop("array"))
+    assert got == wanted and len(got) >= 10
+    assert [type(value) for value in got.values()] == [type(value) for value in wanted.values()]
+    assert resumed.latest.maxlen == 2 and resumed.default["new"] == [] and resumed.counted["new"] == 0
+
+
+Row = collections.namedtuple("Row", "epoch")
+
+
+@pytest.mark.parametrize("add", [lambda: object(), lambda: Row(1), lambda: np.array([None, {}]), lambda: frozenset([1])])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_what_cannot_be_saved_of_a_callback_is_said_once(add, kind, tmp_path):
+    class Lost(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.lost, self.unchanged, self.not_data = kind(), [object()], object()
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.lost = [*self.lost, add()] if kind is list else {**self.lost, epoch: add()}
+
+    message = rf"`Checkpoint` cannot save `lost` of Lost, which training changes. Received: {kind.__name__} of other values"
+    with pytest.warns(RuntimeWarning, match=message) as warned:
+        fit(made(), tmp_path, epochs=3, callbacks=[Lost()])
+    assert [warning.category for warning in warned].count(RuntimeWarning) == 1
+
+
+def test_nothing_is_said_of_what_decides_by_itself_or_is_keras_own(tmp_path):
+    class Own(keras.callbacks.Callback):
+        seen = ()
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen = [*self.seen, object()]
+
+        def get_run_state(self):
+            return {"number": len(self.seen)}
+
+        def set_run_state(self, state):
+            self.seen = [object()] * state["number"]
+
+    own = Own()
+    fit(made(), tmp_path / "run", epochs=2, callbacks=[Own(), keras.callbacks.TensorBoard(str(tmp_path / "logs"))])
+    fit(made(), tmp_path / "run", epochs=3, callbacks=[own, keras.callbacks.TensorBoard(str(tmp_path / "logs"))])
+    assert len(own.seen) == 3
