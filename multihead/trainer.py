@@ -192,6 +192,13 @@ class MultiHeadTrainer(KerasTrainer):
             ValueError: There is already a head with this name, an argument is out of range, two values of the heads
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
+
+        Example:
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> price = keras.layers.Dense(1)
+            >>> trainer.add_head("price", price, "mse", metrics=["mae"], target_scaling="standardize")
+            >>> list(trainer.heads)
+            ['price']
         """
         state = self._state
         state.refuse_in_fit("add_head")
@@ -349,6 +356,12 @@ class MultiHeadTrainer(KerasTrainer):
             ValueError: There is no head yet; an option is out of range, names an unknown method or head, or does not work on
                 several replicas; or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, or `compile` does not have it: losses and metrics belong to the heads.
+
+        Example:
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam", balancer="NormFloor", gradient_accumulation_steps=4)
         """
         self._state.refuse_in_fit("compile")
         check_trainer(type(self), MultiHeadTrainer)
@@ -432,6 +445,16 @@ class MultiHeadTrainer(KerasTrainer):
             ValueError: A head has no targets in the data, the data or `validation_data` have targets for an unknown head,
                 or arguments are incompatible.
             TypeError: Some of the data cannot be converted to an array.
+
+        Example:
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam")
+            >>> x = tf.random.stateless_normal([8, 3], seed=[0, 0])
+            >>> y = {"price": 1000 + x[:, :1], "size": x[:, 1:2]}
+            >>> trainer.fit(x, y, epochs=2, verbose=0).history["price_updates"]
+            [1.0, 1.0]
         """
         self._state.require_options("fit")
         checkpoint, other_callbacks = checkpoint_of(callbacks)
@@ -668,6 +691,17 @@ class MultiHeadTrainer(KerasTrainer):
         Raises:
             ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
             TypeError: `x` is neither arrays with `y` nor an iterable of batches.
+
+        Example:
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam")
+            >>> x = tf.random.stateless_normal([8, 3], seed=[0, 0])
+            >>> y = {"price": 1000 + x[:, :1], "size": x[:, 1:2]}
+            >>> diagnosis = trainer.diagnose(x, y)
+            >>> diagnosis.findings[0].kind, diagnosis.suggestion["target_scaling"]
+            ('units', {'price': 'standardize'})
         """
         self._state.require_options("diagnose")
         limit = check_positive_whole("batches", batches)
@@ -713,6 +747,20 @@ class MultiHeadTrainer(KerasTrainer):
             ValueError: There is no such head, it is not built yet, `filepath` is a file, or the result of `preprocess` or
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
+
+        Example:
+            >>> from tempfile import TemporaryDirectory
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam")
+            >>> batch = tf.ones([2, 3]), {"price": tf.ones([2, 1]), "size": tf.ones([2, 1])}
+            >>> _ = trainer.compute_gradients(batch)  # creates the variables, as `fit` does
+            >>> with TemporaryDirectory() as folder:
+            ...     trainer.export(folder, "price")
+            ...     serve = tf.saved_model.load(folder).signatures["serving_default"]
+            >>> tuple(serve(tf.ones([2, 3]))["price"].shape)
+            (2, 1)
         """
         state = self._state
         exported = chosen_heads(state.setup.heads, heads, state.shapes.predictions, "export")

@@ -61,6 +61,10 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     Raises:
         ValueError: An option is out of range or names an unknown head, or the direction of a metric is unknown.
 
+    Example:
+        >>> metrics = {"price": "val_price_accuracy", "size": "val_size_loss"}
+        >>> stopping = HeadEarlyStopping(metrics, patience=3)
+
     Source: delta_m by Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
     """
 

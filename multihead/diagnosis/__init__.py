@@ -22,7 +22,10 @@ FEW_IN_COMMON = 0.3
 
 
 class Finding(str):
-    """A sentence that states a finding and its remedy, with a short `kind`, such as `"scale"`, and the `heads` concerned."""
+    """A sentence that states a finding and its remedy, with a short `kind`, such as `"scale"`, and the `heads` concerned.
+
+    `docs/choosing.md` has a table of the kinds.
+    """
 
     kind: str
     heads: tuple[str, ...]
