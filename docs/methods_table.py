@@ -44,9 +44,9 @@ def paper(method: type) -> str:
 def balancer_row(method: Any) -> list[str]:
     """Name, what it fixes, extra cost, paper."""
     levels = method().levels
-    cost = "none" if "representation" in levels else "one encoder backward pass per head"
+    cost = "none" if "representation" in levels else "one backward pass per head"
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
-        cost += ", one stored gradient per head"
+        cost += ", and one stored gradient"
     return [
         f"`{method.__name__}`",
         said(method, "What it fixes:", r"[.;:] |, (?!increasingly)|,? and, ", with_asides=False),
