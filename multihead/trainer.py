@@ -297,7 +297,7 @@ class MultiHeadTrainer(KerasTrainer):
     ) -> None:
         """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
-        Most users need only the first group of arguments; the second is for special cases.
+        Most users need only the arguments up to `micro_batches`; the others are for special cases.
 
         A second `compile` begins from its own arguments: an option that it does not name has its default again, so that a
         balancer must be passed again. What belongs to the encoder and the heads stays: their weights, `set_weight`, the

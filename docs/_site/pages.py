@@ -37,6 +37,7 @@ MODULES = {
     "multihead.clipping": "Clipping",
     "multihead.accumulation": "Accumulation",
     "multihead.callbacks": "Callbacks",
+    "multihead.telemetry": "Statistics in the logs",
     "multihead.diagnosis": "Diagnosis",
     "multihead.comparison": "Comparison",
     "multihead.plots": "Plots",

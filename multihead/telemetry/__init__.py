@@ -1,4 +1,6 @@
-"""The statistics of updates in Keras's logs, in the ledger and in TensorBoard. `LEVELS` has the values of `telemetry=`.
+"""The statistics of updates in Keras's logs, in `UpdateLogger`'s files and in TensorBoard.
+
+`LEVELS` has the values of `telemetry=`.
 
 `docs/watching.md` has a table of all of them. For head `k`, let `g_k` be the gradient of its weighted loss at the level
 where the heads are combined (representation or parameters), `a_k` the coefficient of the balancer (1 without a balancer) and
