@@ -236,7 +236,7 @@ def test_the_results_of_the_tutorial_are_what_its_recorded_lines_say():
     for _, columns, rows in found.tables()[1:]:  # the page has the differences only
         assert len(rows) >= 6 and all(f"| {' | '.join(row)} |\n" in text for row in (columns, *rows))
     said = " ".join(text.replace("\n> ", "\n").split())
-    for beginning in ("Sharing the encoder", "The validation data favour"):
+    for beginning in ("Sharing the encoder", "The validation data favour", "An update of 'EqualNorms'"):
         assert next(each for each in found.findings if each.startswith(beginning)) in said
     program: dict[str, object] = {}
     exec(re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1), program)
