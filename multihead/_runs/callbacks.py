@@ -20,7 +20,7 @@ from multihead._ground.keras import choose_direction, runs_code_of_users, tensor
 from multihead._ground.types import Callback, Config
 from multihead._runs.snapshot import replace_text
 
-_LEFT_OUT = {"model", "_model", "params", "validation_data"}
+_LEFT_OUT = {"model", "params", "validation_data"}
 
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "deque": deque}
 """Collections of values by the names of their classes."""
