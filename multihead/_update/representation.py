@@ -40,6 +40,13 @@ class DetachedRepresentation:
     def __init__(self, representation: Nested) -> None:
         flat = tf.nest.flatten(representation)
         floating = [tf.is_tensor(leaf) and has_gradients(leaf) for leaf in flat]
+        composite = [leaf for leaf, is_floating in zip(flat, floating) if is_floating and not isinstance(leaf, tf.Tensor)]
+        if composite:
+            raise ValueError(
+                "`encoder` must return dense tensors, at which heads have gradients. Received: a representation with a "
+                f"{type(composite[0]).__name__} of {composite[0].dtype.name}. Return it as a dense tensor, by `to_tensor()` "
+                "or `tf.sparse.to_dense`, with its mask or lengths beside it if heads read them."
+            )
         # A tensor with several names is one leaf, shared by heads that read it by different names.
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}

@@ -292,10 +292,12 @@ def get(loss: Loss) -> ElementLoss:
         name = str(loss.name or type(loss).__name__)
         if type(loss).__call__ is not keras.losses.Loss.__call__:  # which Keras calls, and which need not use `call`
             return ElementLoss(loss, name, None, original)
-        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
+        wraps_function = getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call"
+        if wraps_function and is_keras(loss.fn):
             return _keras_loss(loss.fn, name, original, options_of(loss))
         properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
-        is_apart = is_keras(type(loss).call) and type(loss).__name__.lower() not in COMPARING
+        # A wrapper has Keras's `call`, but computes what its function does.
+        is_apart = is_keras(type(loss).call) and not wraps_function and type(loss).__name__.lower() not in COMPARING
         ignored = getattr(loss, "ignore_label", None)
         return ElementLoss(loss.call, name, ignored, original, properties, is_apart=is_apart)
     if is_keras(loss):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -80,8 +81,14 @@ _LARGEST_PREDICTIONS = {
 
 
 def is_keras(function: object) -> bool:
-    """Whether a function or class is Keras's own."""
-    return str(getattr(function, "__module__", "")).partition(".")[0] in ("keras", "tf_keras")
+    """Whether a function or class is Keras's own: it stands in Keras's module under its name, which wrappers copy."""
+    module = str(getattr(function, "__module__", ""))
+    if module.partition(".")[0] not in ("keras", "tf_keras"):
+        return False
+    standing = sys.modules.get(module)
+    for name in str(getattr(function, "__qualname__", "")).split("."):
+        standing = getattr(standing, name, None)
+    return standing is function
 
 
 def known(function: Function, options: Config | None = None) -> Known | None:

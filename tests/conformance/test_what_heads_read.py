@@ -141,6 +141,21 @@ def test_an_encoder_with_hidden_variables_is_refused():
         one_head(keras.layers.Dense(1), lambda x: dense(x))
 
 
+SPARSE = {
+    "ragged": lambda h: tf.RaggedTensor.from_tensor(h, padding=0.0),
+    "sparse": tf.sparse.from_dense,
+    "one of two": lambda h: {"dense": h, "sparse": tf.sparse.from_dense(h)},
+}
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_representation_that_is_not_dense_is_refused(kind):
+    with pytest.raises(
+        ValueError, match=r"^`encoder` must return dense tensors.*Received: .* a (Ragged|Sparse)Tensor of float32"
+    ):
+        one_head(keras.layers.Dense(1), SPARSE[kind])
+
+
 @pytest.mark.parametrize("output", [{"x": 0}, (0, 0)], ids=["dict", "tuple"])
 def test_predictions_that_are_no_tensor_are_refused(output):
     with pytest.raises(ValueError, match="The module of head 'a' must give one tensor.*add one head for each"):
