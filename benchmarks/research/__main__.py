@@ -5,11 +5,12 @@
 
 Finished runs are lines in `--runs`, where the command continues; `--results` has one line for each data set and optimizer,
 and variants that it has already stay if the seeds are the same. A variant is `"plain sum"`; a balancer or a weighting by the
-name of its class; a balancer with `", parameters"`, which acts there; a head and its weight, `"price 0.3"`; `"NormFloor 1"`,
-with equal running norms. With `", rates as alone"`, the heads' own variables have the learning rates that were chosen for
-the heads alone; with `", as large"`, the encoder is as wide as it can be while the joint model has no more parameters than
-the single-task models together; with `", twice as wide"`, twice as wide; with `", sqrt(n) updates"`, `n` heads are trained
-with so many times the updates. `write` writes all tables and pictures into the pages.
+name of its class; a balancer with `", parameters"`, which acts there; a head and its weight, `"price 0.3"` or, of the second
+head, `"second 0.3"`; `"NormFloor 1"`, with equal running norms. With `", rates as alone"`, the heads' own variables have the
+learning rates that were chosen for the heads alone; with `", as large"`, the encoder is as wide as it can be while the joint
+model has no more parameters than the single-task models together; with `", twice as wide"`, twice as wide; with
+`", sqrt(n) updates"`, `n` heads are trained with so many times the updates. `write` writes all tables and pictures into the
+pages.
 
 `advice` is another kind of experiment: what the suggestions of `diagnose` do to a population of models.
 
@@ -37,6 +38,7 @@ from benchmarks.research import (
     runner,
     text,
     tickets,
+    weights,
 )
 from benchmarks.research.record import LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, keep, read
 from examples._command_line import InputError, Parser, whole
@@ -124,6 +126,11 @@ EXPERIMENTS = {
     "census": Experiment(
         "Income, college and never married, in two pairs: each head alone, a shared encoder, MMoE and CGC, at equal cost.",
         census.SETS, (PLAIN, "MMoE", "CGC"), pages.census, seeds=3, optimizers=("AdamW",), equal_cost=(PLAIN, "MMoE", "CGC"),
+    ),
+    "weights": Experiment(
+        "Which weight would you have chosen? Seven weights of the second head beside `NormFloor`, with equal updates.",
+        {"study": SIX["study"], "restaurants": SIX["restaurants"], "snips": requests.SETS["all sentences"], **census.SETS},
+        (*weights.WEIGHTS.values(), *weights.BALANCERS), weights.table, seeds=3,
     ),
 }  # fmt: skip
 

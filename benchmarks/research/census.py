@@ -80,7 +80,7 @@ def pair(name: str, folder: Path, every: int = 1) -> DataSet:
 
     metrics = {each: (f"{each}_auc", "max") for each in kinds}
     builds = {"MMoE": functools.partial(build, "mmoe"), "CGC": functools.partial(build, "cgc")}
-    rates = {"AdamW": (RATE,)}
+    rates = dict.fromkeys(("Adam", "AdamW"), (RATE,))
     return DataSet(lambda width: build("shared"), 0, data, metrics, updates, BATCH, rates, measure, builds=builds)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.research import tables
+from benchmarks.research import tables, weights
 from benchmarks.research.problems import GROUPS
 from benchmarks.research.record import ALONE, EQUAL_COST, LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, comparison, read
 
@@ -193,12 +193,13 @@ def pictures() -> dict[str, Any]:
     def narrow(line: Line) -> list[str]:
         return [each for each in line["values"] if LARGE not in each and RATES not in each]
 
-    (of_example,) = read(RESULTS / "replies.jsonl")
+    (of_example,), of_weights = (read(RESULTS / f"{name}.jsonl") for name in ("replies", "weights"))
     bars = {ALONE: "each head alone"}
     names = {PLAIN: "plain sum", "price 0.3": "price weight 0.3, by hand", EQUAL: "balanced gradients"}
     bars |= {f"{variant}{EQUAL_COST}": name for variant, name in names.items()}
     return {
         "replies.png": tables.bars(of_example, bars, ("exact replies", "right price ranges")),
+        **({"weights.png": weights.picture(of_weights)} if of_weights else {}),
         "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent", logarithmic=True),
         "molecules.png": tables.draw(assays, "area under the ROC curve, against alone"),
         "requests.png": tables.draw(sharing, "at equal cost, against alone, percent"),

@@ -15,6 +15,7 @@ import numpy as np
 
 import multihead
 from benchmarks.research.record import ALONE, LARGE, MORE, PLAIN, RATES, WIDE, Line, line_of
+from benchmarks.research.weights import SECOND
 from examples._command_line import InputError
 from multihead import MultiHeadTrainer, balancing, clipping, weighting
 
@@ -112,8 +113,8 @@ def options_of(name: str, heads: Sequence[str]) -> dict[str, Any]:
 
     Args:
         name: `"plain sum"`; a balancer or a weighting of the library by the name of its class; a balancer with
-            `", parameters"`, which acts there; `"{head} {weight}"`, the plain sum with another weight of one head; or one of
-            `SPECIAL`.
+            `", parameters"`, which acts there; `"{head} {weight}"`, the plain sum with another weight of one head, or of the
+            `second` one; or one of `SPECIAL`.
         heads: The heads.
 
     Raises:
@@ -130,8 +131,9 @@ def options_of(name: str, heads: Sequence[str]) -> dict[str, Any]:
     if name in weighting.__all__ and name[0].isupper():
         return {"weighting": name}
     found = re.fullmatch(r"(.+) (\d+(?:\.\d+)?)", name)
-    if found and found[1] in heads:
-        return {"weights": {found[1]: float(found[2])}}
+    weighted = heads[1] if found and found[1] == SECOND and len(heads) > 1 else found and found[1]
+    if found and weighted in heads:
+        return {"weights": {weighted: float(found[2])}}
     raise InputError(
         f"`--variants` must be names of variants. Received: {name!r}. Pass {PLAIN!r}, the name of a balancer or a weighting "
         f"of the library, {heads[0]!r} and a weight, or one of {', '.join(map(repr, SPECIAL))}."

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.research import census, digits, molecules
+from benchmarks.research import census, digits, molecules, weights
 from benchmarks.research.__main__ import main
 from benchmarks.research.record import comparison, read
 from multihead.comparison import _run
@@ -41,6 +41,20 @@ def test_tickets_and_what_is_recorded_of_them(tmp_path, capsys):
     (again,) = run("tickets", tmp_path, "--variants", "NormFloor 1")
     assert again["values"] == {**line["values"], "NormFloor 1": again["values"]["NormFloor 1"]}
     assert "| NormFloor 1 | " in capsys.readouterr().out
+
+
+def test_weights_of_the_second_head_beside_balancers(tmp_path, capsys):
+    variants = [*weights.WEIGHTS.values(), *weights.BALANCERS]
+    (line,) = run("weights", tmp_path, "--variants", *variants)
+    assert set(line["values"]) == {"alone", *variants}
+    regrets = weights.regrets(line)
+    both = np.array([weights.changes(line, variant).mean() for variant in weights.WEIGHTS.values()])
+    assert regrets["worst weight"] == pytest.approx(both.max() - both.min())
+    assert (
+        regrets["weight 1"] == pytest.approx(both.max() - both[4]) and both[4] == weights.changes(line, "plain sum").mean()
+    )
+    assert "| study, price | " in capsys.readouterr().out
+    weights.picture([line]).savefig(tmp_path / "weights.png")
 
 
 def test_the_first_command_of_the_example(tmp_path, capsys):
