@@ -13,6 +13,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+BASELINES = ("DWA", "ExcessMTL", "GeometricMean", "GradDrop", "MoCo", "RandomLossWeighting")
+FOOTNOTE = """\
+† A baseline: no independent study that we know has it ahead of a plain sum with tuned weights. `RandomLossWeighting` and
+`GradDrop` were compared by [Kurin et al., 2022](https://arxiv.org/abs/2201.04122), and again in [Uniform loss vs. specialized
+optimization, 2025](https://arxiv.org/abs/2505.10347), where both are behind the plain sum on MultiMNIST.
+"""
 BEGIN, END = "<!-- methods: begin -->\n", "<!-- methods: end -->\n"
 
 
@@ -41,6 +47,11 @@ def paper(method: type) -> str:
     return f"{authors.removeprefix('the scale-invariant baseline of ')}, {years[0]}"
 
 
+def name_of(method: type) -> str:
+    """The name, with a mark if no independent study supports the method."""
+    return f"`{method.__name__}`" + (" †" if method.__name__ in BASELINES else "")
+
+
 def balancer_row(method: Any) -> list[str]:
     """Name, what it fixes, extra cost, paper."""
     levels = method().levels
@@ -48,7 +59,7 @@ def balancer_row(method: Any) -> list[str]:
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
         cost += ", and one stored gradient"
     return [
-        f"`{method.__name__}`",
+        name_of(method),
         said(method, "What it fixes:", r"[.;:] |, (?!increasingly)|,? and, ", with_asides=False),
         cost,
         paper(method),
@@ -62,7 +73,7 @@ def weighting_row(method: Any) -> list[str]:
     kinds = {True: "learned", False: "tracked across updates" if weighting.variables else "none"}
     cost = "one more forward pass" if "losses_after" in weighting.uses else "none"
     return [
-        f"`{method.__name__}`",
+        name_of(method),
         said(method, "What it fixes:", r"[.;:] "),
         kinds[bool(weighting.trainable_variables)],
         cost,
@@ -89,7 +100,7 @@ def tables() -> str:
         ["`weighting.`", "fixes", "state", "extra cost", "paper"],
         [weighting_row(method) for method in methods(weighting.Weighting).values()],
     )
-    return f"\n{balancers}\n{weightings}\n"
+    return f"\n{balancers}\n{weightings}\n{FOOTNOTE}\n"
 
 
 def main() -> None:
