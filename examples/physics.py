@@ -1,8 +1,7 @@
-"""How do you weight the losses of a network that solves a differential equation? One balancer beside seven weights.
+"""How do you weight the losses of a network that solves a differential equation? Balancers beside seven weights.
 
-A boundary layer: `-E u'' + u' = 1` on [0, 1] with `u(0) = u(1) = 0`, E = 0.02, and u at 5 points. Residual, boundary and
-data are three losses of the same variables; `balancing.balance` combines their gradients. Prints the relative error against
-`u(x) = x - (exp((x - 1) / E) - exp(-1 / E)) / (1 - exp(-1 / E))`: mean and standard deviation over seeds.
+Residual, boundary values and measurements are losses of the same variables, whose gradients `balancing.balance` combines.
+Prints relative errors over seeds: of a boundary layer, `-E u'' + u' = 1`, or of `u'' + u = f`, solved by `sin(4 pi x)`.
 """
 
 from __future__ import annotations
@@ -15,62 +14,64 @@ import tensorflow as tf
 
 from multihead import balancing
 
-E = 0.02
-BOUNDARY, POINTS = tf.constant([[0.0], [1.0]]), tf.constant([[0.1], [0.3], [0.5], [0.7], [0.9]])
+E, WAVES = 0.05, 4 * np.pi
+SOLUTIONS = {
+    "layer": lambda x: x - (np.exp((x - 1) / E) - np.exp(-1 / E)) / (1 - np.exp(-1 / E)),
+    "helmholtz": lambda x: np.sin(WAVES * x),
+}
+RESIDUALS = {
+    "layer": lambda x, u, slope, curvature: slope - E * curvature - 1,
+    "helmholtz": lambda x, u, slope, curvature: curvature + u - (1 - WAVES**2) * tf.sin(WAVES * x),
+}
+ENDS, POINTS = tf.constant([[0.0], [1.0]]), tf.constant([[0.1], [0.3], [0.5], [0.7], [0.9]])
 WEIGHTS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
-BALANCERS = ("ConFIG", "EqualNorms", "UPGrad")
+BALANCERS = ("ConFIG", "EqualNorms", "NormFloor", "UPGrad")
 
 
-def solution(x: np.ndarray) -> np.ndarray:
-    """The closed solution."""
-    return x - (np.exp((x - 1) / E) - np.exp(-1 / E)) / (1 - np.exp(-1 / E))
-
-
-def losses(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
-    """The mean squares of the residual at some points `[n, 1]`, of the boundary values, and of the errors of the data."""
+def losses(equation: str, model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
+    """The mean squares of the residual at points `[n, 1]`, of the boundary values, and of the errors at the measurements."""
     with tf.GradientTape() as outer:
         outer.watch(x)
         with tf.GradientTape() as inner:
             inner.watch(x)
             u = model(x)
         slope = inner.gradient(u, x)
-    residual = slope - E * outer.gradient(slope, x) - 1.0
-    data = model(POINTS) - tf.constant(solution(POINTS.numpy()), tf.float32)
-    return [tf.reduce_mean(tf.square(part)) for part in (residual, model(BOUNDARY), data)]
+    residual = RESIDUALS[equation](x, u, slope, outer.gradient(slope, x))
+    errors = model(POINTS) - tf.constant(SOLUTIONS[equation](POINTS.numpy()), tf.float32)
+    return [tf.reduce_mean(tf.square(part)) for part in (residual, model(ENDS), errors)]
 
 
-def train(seed: int, updates: int, weight: float = 1.0, balancer: str = "Sum") -> float:
-    """Trains a network with a weight of the boundary and the data; returns its relative error in the norm of L2."""
+def train(equation: str, seed: int, updates: int, weight: float = 1.0, balancer: str = "Sum") -> float:
+    """Trains with a weight of boundary values and measurements; returns the relative error in the norm of L2, in percent."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(32, activation="tanh") for _ in range(3)]
     model = keras.Sequential([keras.layers.Input((1,)), *layers, keras.layers.Dense(1)])
-    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(5e-3, updates))
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, updates))
     method, x = balancing.get(balancer), tf.linspace(0.0, 1.0, 128)[:, tf.newaxis]
     optimizer.build(model.trainable_variables)
 
     @tf.function
     def update() -> None:
         with tf.GradientTape(persistent=True) as tape:
-            parts = losses(model, x)
-            weighted = [part * scale for part, scale in zip(parts, (1.0, weight, weight))]
+            weighted = [part * scale for part, scale in zip(losses(equation, model, x), (1.0, weight, weight))]
         rows = [tape.gradient(part, model.trainable_variables) for part in weighted]
-        gradients = balancing.balance(rows, method, losses=tf.stack(weighted))
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        optimizer.apply_gradients(zip(balancing.balance(rows, method), model.trainable_variables))
 
     for _ in range(updates):
         update()
     grid = np.linspace(0, 1, 1001, dtype="float32")[:, np.newaxis]
-    return float(np.linalg.norm(model(grid).numpy() - solution(grid)) / np.linalg.norm(solution(grid)))
+    return float(100 * np.linalg.norm(model(grid) - SOLUTIONS[equation](grid)) / np.linalg.norm(SOLUTIONS[equation](grid)))
 
 
 def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     parser = argparse.ArgumentParser(prog="python -m examples.physics", description=__doc__)
+    parser.add_argument("--equation", choices=[*SOLUTIONS], default="layer")
     parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=5)
     options, errors = parser.parse_args(arguments), {}
     ways = {f"plain sum, weight {weight:g}": {"weight": weight} for weight in WEIGHTS}
     for name, way in {**ways, **{balancer: {"balancer": balancer} for balancer in BALANCERS}}.items():
-        errors[name] = [100 * train(seed, options.updates, **way) for seed in range(options.seeds)]
+        errors[name] = [train(options.equation, seed, options.updates, **way) for seed in range(options.seeds)]
         print(f"{name}: {np.mean(errors[name]):.2f} ± {np.std(errors[name]):.2f} %", flush=True)
     return errors
 
