@@ -18,6 +18,13 @@ def test_a_loop_has_at_most_80_lines(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 80
 
 
+def test_the_page_shows_all_ways():
+    text = (ROOT / "docs" / "howto" / "actor_critic_and_physics.md").read_text(encoding="utf-8")
+    ways = [*actor_critic.WAYS, *(f"plain sum, weight {weight:g}" for weight in physics.WEIGHTS), *physics.BALANCERS]
+    shown = [line.partition(": ")[0] for line in text.splitlines() if " ± " in line]
+    assert shown == [*ways, *ways[len(actor_critic.WAYS) :]]
+
+
 def test_the_loss_of_the_policy_is_that_of_its_formula():
     logits, actions, advantages = np.array([[0.5, -1.0], [2.0, 0.0]]), np.array([1, 0]), np.array([3.0, -2.0])
     log = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
