@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multihead import plots
-from multihead._display.drawing import optional
+from multihead._display.drawing import check_own, optional, save
 from multihead.comparison._compare import compare
 
 
@@ -68,12 +68,14 @@ def _compare(options: argparse.Namespace) -> list[Path]:
     arguments["file"] = file = Path(options.file or path.with_suffix(".jsonl"))
     if options.processes is not None:
         arguments["processes"] = options.processes
+    picture = file.with_suffix(".png")
+    check_own("file", [picture])
     result = compare(**arguments)
     sys.stdout.write(f"\n{result}\n\n")
     if optional("matplotlib") is None:
         return [file]
-    plots.front(result).savefig(file.with_suffix(".png"))
-    return [file, file.with_suffix(".png")]
+    save(plots.front(result), picture)
+    return [file, picture]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -207,15 +208,17 @@ def all_of(run: OneRun | Sequence[OneRun], folder: str | os.PathLike[str] = ".")
 
     Returns:
         The files.
+
+    Raises:
+        ValueError: A file in the folder has the name of a plot, and is none of this library.
     """
     runs, folder = runs_of(run), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    figures = {}
     for plot in (losses, norms, shares, weights, cosines):
-        try:
-            figure = plot(runs)
-        except ValueError:  # the runs do not have these values
-            continue
-        files.append(folder / f"{plot.__name__}.png")
-        figure.savefig(files[-1], dpi=150)
-    return files
+        with suppress(ValueError):  # the runs do not have these values
+            figures[folder / f"{plot.__name__}.png"] = plot(runs)
+    drawing.check_own("folder", list(figures))
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, figure in figures.items():
+        drawing.save(figure, file)
+    return list(figures)

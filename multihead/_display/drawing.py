@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 GREY = "#666666"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 """The styles of lines; heads beyond the number of colours have the next style."""
+
+_SOFTWARE = "multihead"
+_MARK, _BEGINNING = f"Software\0{_SOFTWARE}".encode(), 1024
+"""What PNG files of plots say among their first bytes, before the picture."""
 
 
 def optional(module: str) -> ModuleType | None:
@@ -60,6 +65,21 @@ def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) ->
     """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed."""
     figure = needed("matplotlib.figure", "plots", what).Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def check_own(argument: str, files: Sequence[Path]) -> None:
+    """Raises a `ValueError` if a file with the name of a plot holds anything but a plot of this library."""
+    others = [file for file in files if file.exists() and _MARK not in file.read_bytes()[:_BEGINNING]]
+    if others:
+        raise ValueError(
+            f"`{argument}` must leave the names of plots to plots of this library, which replace each other. Received: "
+            f"{str(others[0])!r}, another file. Pass another name, or move the file."
+        )
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Writes a plot as a PNG file that `check_own` recognizes."""
+    figure.savefig(file, dpi=150, format="png", metadata={"Software": _SOFTWARE})
 
 
 def title(axis: Axis, message: str, detail: str = "") -> None:

@@ -95,6 +95,17 @@ def test_a_folder_with_nothing_else_is_deleted_with_the_checkpoint(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_no_plot_is_refused_and_stays(tmp_path):
+    files = WRITERS["plots"](tmp_path)[1]
+    assert all_of(tmp_path / "run.jsonl", tmp_path) == files  # which replaces its own
+    for content in (b"mine", b"\x89PNG\r\n\x1a\n of another program", b""):
+        files[-1].write_bytes(content)
+        files[0].unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=r"`folder` must leave the names of plots .*Received: '.*png', another file"):
+            all_of(tmp_path / "run.jsonl", tmp_path)
+        assert files[-1].read_bytes() == content and not files[0].exists()
+
+
 @pytest.mark.parametrize("text", ["x", "x\n", '{"step": 1}\nx\n', "[1]"])
 def test_what_is_no_ledger_is_refused_and_stays(text, tmp_path):
     for name, write in (("run.jsonl", WRITERS["UpdateLogger"]), ("other.jsonl", None)):
