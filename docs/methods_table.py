@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))
 BASELINES = ("DWA", "ExcessMTL", "GeometricMean", "GradDrop", "MoCo", "RandomLossWeighting")
 FOOTNOTE = """\
 † A baseline: no independent study that we know has it ahead of a plain sum with tuned weights. `RandomLossWeighting` and
-`GradDrop` were compared by [Kurin et al., 2022](https://arxiv.org/abs/2201.04122), and again in [Uniform loss vs. specialized
-optimization, 2025](https://arxiv.org/abs/2505.10347), where both are behind the plain sum on MultiMNIST.
+`GradDrop` were compared by [Kurin et al., 2022](https://arxiv.org/abs/2201.04122), and again in [Uniform loss vs.
+specialized optimization, 2025](https://arxiv.org/abs/2505.10347), where both are behind the plain sum on MultiMNIST.
 """
 BEGIN, END = "<!-- methods: begin -->\n", "<!-- methods: end -->\n"
 
