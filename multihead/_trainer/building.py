@@ -26,6 +26,7 @@ from multihead._update.representation import Measure, squared_norms
 from multihead._update.spec import Methods, Running, UpdateSpec
 from multihead._update.strategies import BackwardStrategy, CombinedFirst, PassPerHead
 from multihead._update.two_passes import Repeatable, TwoPasses
+from multihead._update.update import RollBack
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.rates import periods_of
@@ -184,3 +185,11 @@ def _backward(balancer: Balancer | None, options: CompileOptions, network: Netwo
     if repeatable is None:
         return PassPerHead(balancer, measure, may_reuse=may_reuse)
     return TwoPasses(balancer, measure, may_reuse=may_reuse, repeatable=repeatable)
+
+
+def metrics_of_epoch(trainer: Trainer, built: Built) -> RollBack:
+    """The state of the metrics and counts of an epoch, as it is now, which can be restored."""
+    variables = [tensor_variable(variable) for metric in trainer.metrics for variable in metric.variables]
+    variables += [*built.logs.counters, *built.spec.running.faults.state]
+    copies = trainer.distribute_strategy.experimental_local_results
+    return RollBack([copy for variable in variables for copy in copies(variable)])

@@ -20,18 +20,16 @@ from multihead._ground.keras import (
     callbacks_of,
     forget_validation_data,
     runs_code_of_users,
-    tensor_variable,
 )
 from multihead._ground.types import Callback, Callbacks, ClassWeight, Config, Dataset, Logs, Nested, Tensor
 from multihead._runs.run import SavedRun
-from multihead._trainer.building import build, runs_eagerly
+from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.state import Checked, TrainerState
 from multihead._trainer.steps import StepFunction
 from multihead._update.scaling import fit_scalings, unfitted_heads
 from multihead._update.spec import Idle, Plan
-from multihead._update.update import RollBack
 from multihead.heads._directions import resolve_monitor_modes
 from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import NamedHead, weigh_classes
@@ -228,10 +226,7 @@ def evaluating(trainer: KerasTrainer, state: TrainerState, *, validates: bool = 
             built.logs.take_weights(state.setup.trained)
         yield
         return
-    variables = [tensor_variable(variable) for metric in trainer.metrics for variable in metric.variables]
-    variables += [*built.logs.counters, *built.spec.running.faults.state]
-    copies = trainer.distribute_strategy.experimental_local_results
-    before = RollBack([copy for variable in variables for copy in copies(variable)])
+    before = metrics_of_epoch(trainer, built)
     trainer.reset_metrics()
     if not validates:
         built.logs.take_weights(state.setup.trained)

@@ -34,7 +34,7 @@ from multihead._ground.replicas import over_replicas
 from multihead._ground.types import Callbacks, Config, Dataset, Function, Logs, Metric, Nested, Tensor, Trainer
 from multihead._ground.validation import as_python, readable_errors
 from multihead._runs.variables import draw_from_variables
-from multihead._trainer.building import build, runs_eagerly, unpacked
+from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, unpacked
 from multihead._trainer.changes import HeadWeights
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.state import TrainerState
@@ -313,9 +313,16 @@ class KerasTrainer(KerasHooks):
         super().save_weights(filepath, overwrite, **kwargs)
 
     def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: object) -> None:
-        """Loads what `save_weights` saved, as `keras.Model.load_weights` does."""
+        """Loads what `save_weights` saved, as `keras.Model.load_weights` does.
+
+        While `fit` runs, the metrics of the epoch, which Keras saves and loads with the weights, go on as they are.
+        """
         build(self, self._state)
+        built = self._state.built
+        before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
         super().load_weights(filepath, skip_mismatch, **kwargs)
+        if before is not None:
+            before.restore()
 
     def get_config(self) -> Config:
         """The constructor's arguments and the heads."""

@@ -93,6 +93,19 @@ def test_an_evaluation_inside_of_fit_gives_what_it_gives_outside():
         np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
+def test_weights_that_a_callback_loads_leave_the_metrics_of_the_epoch(tmp_path):
+    path = tmp_path / "saved.weights.h5"
+
+    def train(callbacks):
+        trainer = made()
+        trainer.compile(keras.optimizers.SGD(0.0))  # with which weights of before are those of now
+        return fit(trainer, MISSING, epochs=2, callbacks=callbacks)
+
+    found = train([At(lambda t: t.load_weights(path) if path.exists() else t.save_weights(path), (1, 3))])
+    for name, values in train([]).items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
+
+
 def test_metrics_that_a_callback_resets_do_not_end_fit():
     assert np.isfinite(fit(made(), callbacks=[At(lambda t: t.reset_metrics(), (1,))])["loss"][0])
     fit(made(), callbacks=[At(lambda t: t.reset_metrics(), (3,))])

@@ -430,6 +430,7 @@ class Machine(RuleBasedStateMachine):
             "predict",
             "save",
             "save_weights",
+            "load_weights",
             "head_gradients",
             "compute_gradients",
             "diagnose",
@@ -453,6 +454,8 @@ class Machine(RuleBasedStateMachine):
             return lambda: self.check_predictions(x)
         if kind in ("save", "save_weights"):
             return lambda: self.write(kind)
+        if kind == "load_weights":
+            return lambda: self.load_saved_weights() if self.can_load_weights() else None
         form, (batches,) = drawn(data, trained)
         if kind == "evaluate":
             return lambda: self.check_evaluation(form, batches)
@@ -462,9 +465,12 @@ class Machine(RuleBasedStateMachine):
     def write(self, kind: str) -> None:
         if kind == "save_weights" and not self.trainer.built:
             return  # an error of Keras 3
-        getattr(self.trainer, kind)(self.path(".keras" if kind == "save" else ".weights.h5"))
+        path = self.path(".keras" if kind == "save" else ".weights.h5")
+        getattr(self.trainer, kind)(path)
         if self.has_data:
             self.twin.build()
+        if kind == "save_weights" and self.twin.variables is not None:
+            self.saved_weights = path, self.setup, self.twin.state()
 
     def set_weight(self, name: str, value: float) -> None:
         if value and name in self.absent:
@@ -612,21 +618,23 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_ready() and self.twin.variables is not None)
     @rule()
     def save_weights(self) -> None:
-        path = self.path(".weights.h5")
-        self.trainer.save_weights(path)
-        self.saved_weights = path, self.setup, self.twin.state()
+        self.write("save_weights")
         self.done("after save_weights")
 
-    @precondition(
-        lambda self: self.saved_weights is not None and self.saved_weights[1] == self.setup and self.twin.variables
-    )
-    @rule()
-    def load_weights(self) -> None:
+    def can_load_weights(self) -> bool:
+        return self.saved_weights is not None and self.saved_weights[1] == self.setup and bool(self.twin.variables)
+
+    def load_saved_weights(self) -> None:
         path, _, state = self.saved_weights
         self.trainer.load_weights(path)
         idle, logs = self.twin.idle, self.twin.logs
         self.restore(state)
         self.twin.idle, self.twin.logs = idle, logs
+
+    @precondition(lambda self: self.can_load_weights())
+    @rule()
+    def load_weights(self) -> None:
+        self.load_saved_weights()
         self.done("after load_weights")
 
     @precondition(lambda self: self.is_ready())

@@ -10,7 +10,7 @@ from tests.sequences.machine import Machine
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_calls_in_any_order(seed):
     error = run(seed, Machine, steps=12, shrinks=False)
     if error is not None:
