@@ -110,7 +110,7 @@ def rows_of_methods() -> dict[str, dict[str, str]]:
         if line.startswith("| `balancing.`") or line.startswith("| `weighting.`"):
             head = cells
         elif line.startswith("| `"):
-            rows[cells[0].strip("`")] = dict(zip(head[1:], cells[1:]))
+            rows[cells[0].split("`")[1]] = dict(zip(head[1:], cells[1:]))  # a mark may follow the name
     return rows
 
 
@@ -285,7 +285,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         for module in METHODS:
             short = module.rpartition(".")[2]
             for name in public_names(module):
-                markdown = markdown.replace(f"| `{name}` |", f"| [{name}](reference/{short}/{name}.md) |")
+                markdown = markdown.replace(f"| `{name}` ", f"| [{name}](reference/{short}/{name}.md) ")
     markdown = markdown.replace(f"{NOTEBOOK}.ipynb", f"{NOTEBOOK}.md")
     linked = with_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
     SHOWN[page.file.src_uri] = (page.title, page.meta["description"], linked)
