@@ -47,12 +47,7 @@ def kinds() -> dict[str, str]:
 def page() -> str:
     """The page, with the table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    rows = [
-        f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |"
-        for kind, names in ROWS.items()
-        if not kind.startswith("works")
-    ]
-    rows.append("| works as in Keras, or as in Keras for heads | all others |")
+    rows = [f"| {kind} | {', '.join(f'`{name}`' for name in sorted(names.split()))} |" for kind, names in ROWS.items()]
     table = "\n".join(["", "| in a trainer | names |", "| --- | --- |", *rows, "\n"])
     return before + BEGIN + table + END + rest.partition(END)[2]
 

@@ -51,12 +51,14 @@ def _attributes(tree: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[ast.Att
         yield from _attributes(node, inner)
 
 
-def rows(file: str, name: str, receivers: Sequence[str]) -> dict[str, str]:
-    """By option, where it acts, in Markdown."""
+def rows(file: str, name: str, receivers: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By option, where it is checked and where it acts, in Markdown."""
     found, table = uses(file, name, receivers), {}
     for option in fields(file, name):
-        places = [place for place in found[option] if place != file and not place.startswith(SHOWN)]
-        table[option] = ", ".join(f"`{place}`" for place in places) or "in Keras's own `compile`"
+        checked = [f"`{function}`" for function in found[option].get(file, [])]
+        acting = {place: names for place, names in found[option].items() if place != file and not place.startswith(SHOWN)}
+        texts = [f"`{place}`: {', '.join(f'`{function}`' for function in names)}" for place, names in acting.items()]
+        table[option] = ", ".join(checked), "; ".join(texts)
     return table
 
 
@@ -66,11 +68,13 @@ def page() -> str:
         "# Where options act",
         "",
         "Each option is a field of a data class, which checks it; other files read the field where the option acts. Written",
-        "by `docs/options_table.py`. Displays, saved files, `compare` and `multihead.testing` are left out.",
+        "by `docs/options_table.py`; `tests/project/test_options_table.py` keeps it up to date. Displays, saved files,",
+        "`compare` and `multihead.testing` read options as well; they are left out.",
     ]
     for (file, name, receivers), title in ((COMPILE, "Options of `compile`"), (HEAD, "Options of `Head`")):
-        lines += ["", f"## {title}", "", f"Checked in `{file}`, by `{name}`.", "", "| option | acts |", "| --- | --- |"]
-        lines += [f"| `{option}` | {acts} |" for option, acts in rows(file, name, receivers).items()]
+        lines += ["", f"## {title}", "", f"Checked in `{file}`, by `{name}`.", "", "| option | checked | acts |"]
+        lines += ["| --- | --- | --- |"]
+        lines += [f"| `{option}` | {checked} | {acts} |" for option, (checked, acts) in rows(file, name, receivers).items()]
     return "\n".join(lines) + "\n"
 
 
