@@ -131,9 +131,9 @@ def options_of(name: str, heads: Sequence[str]) -> dict[str, Any]:
     if name in weighting.__all__ and name[0].isupper():
         return {"weighting": name}
     found = re.fullmatch(r"(.+) (\d+(?:\.\d+)?)", name)
-    weighted = heads[1] if found and found[1] == SECOND and len(heads) > 1 else found and found[1]
-    if found and weighted in heads:
-        return {"weights": {weighted: float(found[2])}}
+    by_name = {**dict(zip((SECOND,), heads[1:])), **dict(zip(heads, heads))}
+    if found and found[1] in by_name:
+        return {"weights": {by_name[found[1]]: float(found[2])}}
     raise InputError(
         f"`--variants` must be names of variants. Received: {name!r}. Pass {PLAIN!r}, the name of a balancer or a weighting "
         f"of the library, {heads[0]!r} and a weight, or one of {', '.join(map(repr, SPECIAL))}."

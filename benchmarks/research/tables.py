@@ -119,6 +119,14 @@ def seeds(line: Line) -> str:
     return f"{len(line['seeds'])} seed{'s' if len(line['seeds']) > 1 else ''}"
 
 
+def changes(line: Line, variant: str) -> np.ndarray:
+    """`[heads, seeds]`: how much better each head is than alone, in percent of the mean alone."""
+    found: Any = comparison(line, [variant])
+    signs = [1.0 if direction == "max" else -1.0 for direction in line["directions"].values()]
+    both = [(found.values(variant, head), found.values(ALONE, head)) for head in found.heads]
+    return np.array([100 * sign * (value - alone) / alone.mean() for sign, (value, alone) in zip(signs, both)])
+
+
 def beyond(line: Line, variant: str, fixed: Sequence[str]) -> tuple[float, float, float]:
     """How far a variant is beyond the front of the fixed weights, in percent of the metrics alone, with a 95 % interval.
 
@@ -126,15 +134,10 @@ def beyond(line: Line, variant: str, fixed: Sequence[str]) -> tuple[float, float
     weights. The distance is the least, over its points, of the variant's largest lead in one of the heads: so much could
     both heads lose before a point of the front is better for both. The interval is that of 1,000 resamples of the seeds.
     """
-    changes = {}
-    for name in (variant, *fixed):
-        found = comparison(line, [name])
-        signs = [1.0 if direction == "max" else -1.0 for direction in line["directions"].values()]
-        both = [(found.values(name, head), found.values(ALONE, head)) for head in found.heads]  # type: ignore[union-attr]
-        changes[name] = np.array([100 * s * (v - a) / a.mean() for s, (v, a) in zip(signs, both)])
-    number = min(each.shape[1] for each in changes.values())
-    here = changes.pop(variant)
-    others = [each for each in changes.values() if np.isfinite(each[:, :number]).all()]
+    by_name = {name: changes(line, name) for name in (variant, *fixed)}
+    number = min(each.shape[1] for each in by_name.values())
+    here = by_name.pop(variant)
+    others = [each for each in by_name.values() if np.isfinite(each[:, :number]).all()]
 
     def distance(drawn: np.ndarray) -> float:
         corners = np.array(sorted(each[:, drawn].mean(axis=1).tolist() for each in others))

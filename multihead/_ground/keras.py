@@ -70,6 +70,11 @@ def tensor_variable(variable: Variable) -> tf.Variable:
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
 
 
+def metric_variables(metrics: Iterable[Metric]) -> list[tf.Variable]:
+    """The TensorFlow variables of metrics."""
+    return [tensor_variable(variable) for metric in metrics for variable in metric.variables]
+
+
 def is_tensor(value: object) -> bool:
     """Whether a value is a tensor of TensorFlow, or stands for one in a functional model."""
     return bool(tf.is_tensor(value)) or (KERAS_3 and isinstance(value, keras.KerasTensor))

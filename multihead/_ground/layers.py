@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.calls import written_resources
-from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
+from multihead._ground.keras import KERAS_3, metric_variables, temporarily, tensor_variable, variable_name
 from multihead._ground.types import Config, Layer, Metric, Node, Tensor, Variable
 
 
@@ -183,7 +183,7 @@ def state_variables(module: Layer) -> list[tf.Variable]:
     variables = [
         *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
-        *(tensor_variable(variable) for metric in metrics_of_layers(module) for variable in metric.variables),
+        *metric_variables(metrics_of_layers(module)),
         *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
         # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
         *(seed_variables(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),

@@ -74,12 +74,26 @@ def _encoded_state(callback: Callback, place: int) -> dict[str, tuple[object, di
     return encoded
 
 
-def _not_encoded(callback: Callback) -> dict[str, str]:
-    """As text, the collections that a callback of the user's has as attributes and that cannot be written as JSON."""
+def _not_encoded(callback: Callback, encoded: Mapping[str, object]) -> dict[str, str]:
+    """As text, the collections that a callback of the user's has as attributes, beside its encoded state."""
     if not runs_code_of_users(callback) or hasattr(callback, "get_run_state"):
         return {}
-    others = {name: value for name, value in vars(callback).items() if isinstance(value, _COLLECTIONS)}
-    return {name: repr(value) for name, value in others.items() if name not in _encoded_state(callback, 0)}
+    others = {name: value for name, value in vars(callback).items() if name not in encoded}
+    return {name: repr(value) for name, value in others.items() if isinstance(value, _COLLECTIONS)}
+
+
+def _warn_of_lost(callback: Callback, collections: Mapping[str, str], known: dict[str, str]) -> None:
+    """Warns of what training changes and cannot be saved, once for each attribute."""
+    for name, text in collections.items():
+        if known.setdefault(name, "") not in (text, _REPORTED):
+            known[name] = _REPORTED
+            warnings.warn(
+                f"`Checkpoint` cannot save `{name}` of {type(callback).__name__}, which training changes. Received: "
+                f"{type(getattr(callback, name)).__name__} of other values than numbers, strings and arrays; a resumed "
+                "run begins with a new one. Give the callback `get_run_state()` and `set_run_state(state)`.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class CallbackStates:
@@ -88,14 +102,14 @@ class CallbackStates:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
         self._first = list(map(_encoded_state, self._callbacks, range(len(self._callbacks))))
-        self._not_saved = list(map(_not_encoded, self._callbacks))
+        self._not_saved = list(map(_not_encoded, self._callbacks, self._first))
 
     def save(self, arrays: dict[str, np.ndarray]) -> list[Config]:
         """The changed attributes, as JSON; arrays are added to `arrays`."""
         saved = []
         for place, (callback, first) in enumerate(zip(self._callbacks, self._first)):
-            state = {}
-            for name, (value, own) in _encoded_state(callback, place).items():
+            state, encoded = {}, _encoded_state(callback, place)
+            for name, (value, own) in encoded.items():
                 before, arrays_before = first.get(name, (None, {}))
                 is_same = name in first and repr(value) == repr(before)
                 is_same &= all(
@@ -105,22 +119,8 @@ class CallbackStates:
                     state[name] = value
                     arrays.update(own)
             saved.append({"class": type(callback).__name__, "state": state})
-            self._warn_of_lost(callback, self._not_saved[place])
+            _warn_of_lost(callback, _not_encoded(callback, encoded), self._not_saved[place])
         return saved
-
-    @staticmethod
-    def _warn_of_lost(callback: Callback, known: dict[str, str]) -> None:
-        """Warns of what training changes and cannot be saved, once for each attribute."""
-        for name, text in _not_encoded(callback).items():
-            if known.setdefault(name, "") not in (text, _REPORTED):
-                known[name] = _REPORTED
-                warnings.warn(
-                    f"`Checkpoint` cannot save `{name}` of {type(callback).__name__}, which training changes. Received: "
-                    f"{type(getattr(callback, name)).__name__} of other values than numbers, strings and arrays; a resumed "
-                    "run begins with a new one. Give the callback `get_run_state()` and `set_run_state(state)`.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
 
     def restore(self, saved: Sequence[Config], arrays: Mapping[str, np.ndarray]) -> None:
         """Gives the callbacks the states of the saved ones of the same classes, in order."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._data.data import Data
 from multihead._ground import replicas
-from multihead._ground.keras import first_replica_variable, tensor_variable
+from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable
 from multihead._ground.layers import unlock
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
@@ -189,7 +189,6 @@ def _backward(balancer: Balancer | None, options: CompileOptions, network: Netwo
 
 def metrics_of_epoch(trainer: Trainer, built: Built) -> RollBack:
     """The state of the metrics and counts of an epoch, as it is now, which can be restored."""
-    variables = [tensor_variable(variable) for metric in trainer.metrics for variable in metric.variables]
-    variables += [*built.logs.counters, *built.spec.running.faults.state]
+    variables = [*metric_variables(trainer.metrics), *built.logs.counters, *built.spec.running.faults.state]
     copies = trainer.distribute_strategy.experimental_local_results
     return RollBack([copy for variable in variables for copy in copies(variable)])

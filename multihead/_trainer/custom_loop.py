@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead._data.batch import Batch, unpack
 from multihead._data.reading import as_arrays
 from multihead._ground import replicas
-from multihead._ground.keras import tensor_variable
+from multihead._ground.keras import metric_variables, tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Gradient, Nested, Variable
@@ -149,11 +149,10 @@ def measured(trainer: KerasTrainer, state: TrainerState, batches: Iterable[Neste
     if not parts:
         raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
     spec, eagerly = state.require_built().spec, runs_eagerly(trainer)
-    metrics = [tensor_variable(variable) for metric in trainer.metrics for variable in metric.variables]
     scaled = [head.scaling for head in state.setup.heads if head.scaling is not None]
     scalings = [variable for scaling in scaled for variable in scaling.variables]
     functions_run_eagerly = tf.config.functions_run_eagerly()
-    before = RollBack([*spec.network.state, *metrics, *map(tensor_variable, scalings)])
+    before = RollBack([*spec.network.state, *metric_variables(trainer.metrics), *map(tensor_variable, scalings)])
     try:
         fit_scalings_to(parts, spec, eagerly=eagerly)
         tf.config.run_functions_eagerly(eagerly)

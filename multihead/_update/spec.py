@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from multihead._data.batch import Batch
-from multihead._ground.keras import tensor_variable
+from multihead._ground.keras import metric_variables, tensor_variable
 from multihead._ground.layers import state_variables
 from multihead._method import Method
 from multihead._update.faults import Faults
@@ -138,8 +138,7 @@ class UpdateSpec:
     def state(self) -> list[tf.Variable]:
         """The variables that computing an update may change, and that are restored if the update is skipped."""
         heads = (*self.network.heads, *self.network.measured)
-        metrics = [metric for head in heads for metric in head.metrics or []]
-        of_metrics = [tensor_variable(variable) for metric in metrics for variable in metric.variables]
+        of_metrics = metric_variables(metric for head in heads for metric in head.metrics or [])
         variables = [*self._state_of_encoder, *of_metrics, *self.network.state]
         return list({id(variable): variable for variable in variables}.values())
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.research import census, digits, molecules, weights
+from benchmarks.research import census, digits, molecules, tables, weights
 from benchmarks.research.__main__ import main
 from benchmarks.research.record import comparison, read
 from multihead.comparison import _run
@@ -48,11 +48,9 @@ def test_weights_of_the_second_head_beside_balancers(tmp_path, capsys):
     (line,) = run("weights", tmp_path, "--variants", *variants)
     assert set(line["values"]) == {"alone", *variants}
     regrets = weights.regrets(line)
-    both = np.array([weights.changes(line, variant).mean() for variant in weights.WEIGHTS.values()])
+    both = np.array([tables.changes(line, variant).mean() for variant in weights.WEIGHTS.values()])
     assert regrets["worst weight"] == pytest.approx(both.max() - both.min())
-    assert (
-        regrets["weight 1"] == pytest.approx(both.max() - both[4]) and both[4] == weights.changes(line, "plain sum").mean()
-    )
+    assert regrets["weight 1"] == pytest.approx(both.max() - both[4]) and both[4] == tables.changes(line, "plain sum").mean()
     assert "| study, price | " in capsys.readouterr().out
     weights.picture([line]).savefig(tmp_path / "weights.png")
 
