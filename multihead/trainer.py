@@ -326,10 +326,10 @@ class MultiHeadTrainer(KerasTrainer):
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
                 update is that of the whole batch. With a balancer other than `NormFloor`, each micro-batch runs forward
                 through the encoder once more, if it can be repeated: see "How an update is computed".
+
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.
-
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
                 `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
             balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in

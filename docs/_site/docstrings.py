@@ -27,6 +27,12 @@ class OfThePackage(griffe.Extension):
         """Called for each module, class, function and attribute."""
         if obj.docstring is None:
             return
+        if obj.is_class and "\nAttributes:" in obj.docstring.value and "\nArgs:" not in obj.docstring.value:
+            obj.members.pop("__init__", None)  # users read it and do not create it
+            obj.labels.discard("dataclass")
         text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
         text = re.sub(r"\. Size of the update:", ".\n\nSize of the update:", text)
+        if last := re.search(r"the arguments up to `(\w+)`", text):
+            described = rf"(^    {last[1]}: .*\n(?: {{8}}.*\n)*)\n?"
+            text = re.sub(described, r"\1\nArgs: For special cases:\n", text, flags=re.MULTILINE)
         obj.docstring.value = re.sub(LABELS, r"**\1:**", text, flags=re.MULTILINE)

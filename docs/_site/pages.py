@@ -46,10 +46,24 @@ MODULES = {
     "multihead.models.crf": "Conditional random field",
     "multihead.testing": "Checks of your own methods",
 }
+# The members of the trainer, in the order in which users need them.
+TRAINER = {
+    "Heads and options": "compile from_model add_head remove_head set_weight set_idle heads options",
+    "Training and evaluation": (
+        "fit evaluate predict diagnose summary train_on_batch test_on_batch predict_on_batch metrics_names"
+    ),
+    "Saving and exporting": "save load_model save_weights load_weights to_keras export to_json",
+    "Custom training loops": (
+        "compute_gradients apply_gradients head_gradients num_updates update_count stage update_spec log_metrics"
+    ),
+    "Of Keras, with limits": "add_loss add_metric",
+}
+# The modules whose aliases signatures name.
+ALIASES = ("_ground.types", "rates", "heads._value", "heads._reads", "scaling", "plots")
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}
 # What follows the trainer: Keras's function that loads it, which is no name of this package.
 LOADING = """
-## load_model
+### load_model
 
 ```python
 keras.models.load_model(filepath, custom_objects=None, compile=True)
@@ -92,7 +106,7 @@ def public_names(module: str) -> list[str]:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             names = ast.literal_eval(node.value)
             names = [name for name in names if path_of(f"{module}.{name}") is None and not name.startswith("_")]
-            return sorted(names, key=lambda name: (name != "MultiHeadTrainer", name.lower()))
+            return sorted(names, key=lambda name: (name != "MultiHeadTrainer", name != "Head", name.lower()))
     raise ValueError(f"`{module}` must be a module that defines `__all__`. Received: {path}.")
 
 
@@ -152,8 +166,39 @@ def page_of_module(module: str, title: str) -> str:
         text += "\nWhich one: [choosing a method](../choosing.md).\n"
     for name in (name for name in names if name not in methods):
         is_trainer = name == "MultiHeadTrainer"
-        text += "\n" + directive(f"{module}.{name}", *(["inherited_members: true"] if is_trainer else []))
-        text += LOADING if is_trainer else ""
+        text += "\n" + directive(f"{module}.{name}", *(["members: false"] if is_trainer else []))
+        text += trainer_members(f"{module}.{name}") if is_trainer else ""
+    return text
+
+
+def trainer_members(trainer: str) -> str:
+    """The members of the trainer, in groups."""
+    text = ""
+    for group, members in TRAINER.items():
+        text += f"\n## {group}\n"
+        for member in members.split():
+            text += LOADING if member == "load_model" else "\n" + directive(f"{trainer}.{member}", "heading_level: 3")
+    return text
+
+
+def page_of_types() -> str:
+    """What the names of types in signatures stand for: the aliases of modules, from their sources."""
+    text = "# Types in signatures\n\nShort names for what arguments and results may be. They cannot be imported.\n"
+    public = [path for path in (ROOT / "multihead").rglob("*.py") if "/_" not in path.parent.as_posix()]
+    used = set(re.findall(r"\w+", " ".join(path.read_text(encoding="utf-8") for path in public)))
+    for module in ALIASES:
+        body = ast.parse(path_of(f"multihead.{module}").read_text(encoding="utf-8")).body
+        for node, following in zip(body, [*body[1:], None]):
+            target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
+            name = getattr(target, "id", "")
+            if name not in used or not re.fullmatch(r"[A-Z]\w*[a-z]\w*", name) or getattr(node, "value", None) is None:
+                continue
+            is_described = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            said = following.value.value if is_described else ""
+            value = ast.literal_eval(node.value) if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
+            text += f"\n## {name} {{ #multihead.{module}.{name} }}\n" + "".join(
+                f"\n{line}\n" for line in ("" if value == "Any" else f"`{value}`", said) if line
+            )
     return text
 
 
@@ -174,7 +219,10 @@ def reference() -> tuple[dict[str, str], list[Any]]:
         table += f"| [`{module}`]({short}.md) | {links} |\n"
         inner = [{title: path}, *({name: f"reference/{short}/{name}.md"} for name in methods)]
         nav.append({title: inner} if methods else {title: path})
-    pages["reference/index.md"] = f"# Reference\n\nAll public names.\n\n| module | names |\n| --- | --- |\n{table}"
+    pages["reference/types.md"] = page_of_types()
+    nav.append({"Types in signatures": "reference/types.md"})
+    first = "# Reference\n\nAll public names, and [what the types in signatures mean](types.md).\n"
+    pages["reference/index.md"] = f"{first}\n| module | names |\n| --- | --- |\n{table}"
     return pages, nav
 
 

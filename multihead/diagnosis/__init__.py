@@ -38,11 +38,19 @@ class Finding(str):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Measurements on a number of batches, and findings about them; `print` shows the findings first.
+    """What `MultiHeadTrainer.diagnose` returns: findings, a suggestion, and the measurements behind them.
 
-    `g_k` is the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's `"parameters"`.
+    `print` shows all of it, `plot` draws it. `findings`, `suggestion` and `parts` are what most programs need. In the
+    measurements, `g_k` is the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's
+    `"parameters"`.
 
     Attributes:
+        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
+        suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
+            `"NormFloor"`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
+            is neither; the findings also say what `compile` cannot repair. `parts` has them one by one.
+        equal_weights: By head name, the `weight` with which the measured norms would be equal; empty if fewer than two heads
+            have one.
         heads: The heads' names, in the order of all arrays below.
         batches: The number of batches measured.
         losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
@@ -74,12 +82,21 @@ class Diagnosis:
         predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row.
         overlaps: `[heads, heads]`: of the rows with a label of either head, the fraction with labels of both.
         finite: `[heads]`: whether all losses and gradients were finite.
-        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
-        suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
-            `"NormFloor"`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
-            is neither; the findings also say what `compile` cannot repair. `parts` has them one by one.
-        equal_weights: By head name, the `weight` with which the measured norms would be equal; empty if fewer than two heads
-            have one.
+
+    Example:
+        >>> import keras
+        >>> from multihead import MultiHeadTrainer
+        >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+        >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+        >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+        >>> trainer.compile("adam")
+        >>> x = np.arange(24, dtype="float32").reshape(8, 3) / 24
+        >>> diagnosis = trainer.diagnose(x, {"price": 1000 + 100 * x[:, :1], "size": x[:, 1:2]})
+        >>> [(finding.kind, finding.heads) for finding in diagnosis.findings][0]
+        ('units', ('price',))
+        >>> diagnosis.parts["target_scaling"]
+        {'target_scaling': {'price': 'standardize'}}
+        >>> trainer.compile("adam", **diagnosis.suggestion)
     """
 
     heads: tuple[str, ...]

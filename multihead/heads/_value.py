@@ -24,6 +24,7 @@ _WITHOUT_TRAINING = ("module", "loss", "metrics", "weighted_metrics", "ignore_la
 """The options of a head that is not trained: its output is predicted and measured."""
 
 Weight = float | Callable[[tf.Tensor], Tensor]
+"""How much a head's loss counts: a number, or a function of the step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Head:
     """One head of a `MultiHeadTrainer`: a module that reads the representation, and the loss that it is trained on.
 
     A head cannot be changed; `dataclasses.replace(head, weight=0.5)` makes another one on the same module.
-    Most heads need only the first group of arguments; the second is for special cases.
+    Most heads need only the arguments up to `metrics`; the others are for special cases.
 
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
@@ -47,6 +48,7 @@ class Head:
             that returns one. With a weight of 0 the head is idle.
         metrics: Keras metrics or their names; computed over labelled elements, as in Keras without sample weights, and
             logged as `{name}_{metric}`.
+
         teacher_forcing: Whether the module reads its targets.
         ignore_label: The label of elements whose label is missing; NaN always means missing.
         reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,

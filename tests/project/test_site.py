@@ -68,18 +68,40 @@ def test_every_method_has_a_page_with_formula_value_cost_and_paper(site: Path) -
 
 def test_reference_has_public_names_only(site: Path) -> None:
     for page in pages(site):
-        if page.startswith("reference/"):
+        if page.startswith("reference/") and page != "reference/types/index.html":
             ids = re.findall(r'id="?(multihead[\w.]*)', (site / page).read_text(encoding="utf-8"))
             private = [name for name in ids if re.search(r"\._[a-z]\w*$|\.get_config$|\.train_step$", name)]
             assert private == [], page
 
 
-def test_reference_of_the_trainer_shows_what_users_call(site: Path) -> None:
+def test_reference_of_the_trainer_shows_what_users_call_with_compile_first(site: Path) -> None:
     text = (site / "reference" / "multihead" / "index.html").read_text(encoding="utf-8")
-    shown = set(re.findall(r'id="?(?:multihead\.MultiHeadTrainer\.)?(\w+)', text))
-    assert {"fit", "save", "save_weights", "load_weights", "load_model", "compute_gradients"} <= shown
+    shown = re.findall(r'<h3[^>]* id="?(?:multihead\.MultiHeadTrainer\.)?(\w+)', text)
+    listed = (ROOT / "docs" / "api.txt").read_text(encoding="utf-8")
+    public = set(re.findall(r"^multihead\.MultiHeadTrainer\.(\w+)", listed, re.MULTILINE)) - {"metrics"}
+    assert shown[0] == "compile" and public | {"load_model"} <= set(shown) and len(public) > 25
     of_keras = {name for name in dir(MultiHeadTrainer) if name.endswith(("_step", "_function", "_config", "_own_variables"))}
-    assert len(of_keras) > 10 and not shown & of_keras
+    assert len(of_keras) > 10 and not set(shown) & of_keras
+    common, special = text_of(site, "reference/multihead").partition("For special cases:")[::2]
+    assert "micro_batches" in common and "balance_every" in special
+
+
+def test_types_in_signatures_are_links_to_what_they_mean(site: Path) -> None:
+    types = (site / "reference" / "types" / "index.html").read_text(encoding="utf-8")
+    explained, linked = set(re.findall(r'<h2 id="?(multihead[\w.]+)', types)), set()
+    for page in pages(site):
+        source = (site / page).read_text(encoding="utf-8") if page.startswith("reference/") else ""
+        linked |= set(re.findall(r'href="?[./]*types/#(multihead[\w.]+)', source))
+        assert not re.findall(r'<span title="?multihead\._ground\.types\.\w+', source), page
+    assert (
+        {"multihead._ground.types.Nested", "multihead._ground.types.Config", "multihead.rates.Rate"} <= linked <= explained
+    )
+
+
+def test_what_users_read_and_do_not_create_has_no_signature(site: Path) -> None:
+    text = text_of(site, "reference/diagnosis").partition("\n        What")[2]
+    order = [text.index(name) for name in ("findings", "suggestion", "equal_weights", "signal_to_noise")]
+    assert order == sorted(order) and "Diagnosis(" not in text_of(site, "reference/diagnosis")
 
 
 def test_each_page_has_a_description_and_a_copy_for_readers_that_are_programs(site: Path) -> None:
