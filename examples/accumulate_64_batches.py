@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from examples._command_line import Parser
 from multihead import Head, MultiHeadTrainer
 
 ROWS = 64 * 16 - 5
@@ -51,4 +52,5 @@ def main() -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    Parser("examples.accumulate_64_batches", description=__doc__).parse_args()
     main()

@@ -66,8 +66,8 @@ def train(seed: int, updates: int, reward: float, balancer: balancing.Balancer |
 
 def main(arguments: list[str] | None = None) -> dict[str, np.ndarray]:
     parser = argparse.ArgumentParser(prog="python -m examples.actor_critic", description=__doc__)
-    for name, default in {"updates": 240, "seeds": 5, "reward": 1.0}.items():  # the reward of each step
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+    for name, default, text in (("updates", 240, "of a run"), ("seeds", 5, "of each way"), ("reward", 1.0, "of a step")):
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     options, found = parser.parse_args(arguments), {}
     for name, way in WAYS.items():
         runs = np.array([train(seed, options.updates, options.reward, **way) for seed in range(options.seeds)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
+from examples._command_line import Parser
 from multihead import MultiHeadTrainer
 
 
@@ -53,4 +54,5 @@ def main() -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
+    Parser("examples.balance_a_keras_model", description=__doc__).parse_args()
     main()

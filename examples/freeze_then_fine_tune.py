@@ -9,6 +9,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
+from examples._command_line import Parser
 from multihead import Head, MultiHeadTrainer
 
 
@@ -46,4 +47,5 @@ def main() -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
+    Parser("examples.freeze_then_fine_tune", description=__doc__).parse_args()
     main()

@@ -37,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Trains; after a worker was killed, start the same command on all of them again to resume."""
     parser = argparse.ArgumentParser("python -m examples.many_machines", description=__doc__)
     parser.add_argument("--output", default="runs/many_machines", help="a folder that all workers share")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the data")
+    parser.add_argument("--rows", type=int, default=4096, help="the number of examples, over all workers")
     options = parser.parse_args(arguments)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow is used
     is_chief = strategy.extended.should_checkpoint

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from examples._command_line import Parser
 from multihead import Head, MultiHeadTrainer, balancing, clipping
 from multihead.accumulation import GradientAccumulator
 
@@ -68,4 +69,5 @@ def main(epochs: int = 10) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
+    Parser("examples.own_loop", description=__doc__).parse_args()
     main()

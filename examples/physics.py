@@ -65,9 +65,9 @@ def train(equation: str, seed: int, updates: int, weight: float = 1.0, balancer:
 
 def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     parser = argparse.ArgumentParser(prog="python -m examples.physics", description=__doc__)
-    parser.add_argument("--equation", choices=[*SOLUTIONS], default="layer")
-    parser.add_argument("--updates", type=int, default=3000)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--equation", choices=[*SOLUTIONS], default="layer", help="the differential equation")
+    parser.add_argument("--updates", type=int, default=3000, help="of each run")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each way to train")
     options, errors = parser.parse_args(arguments), {}
     ways = {f"plain sum, weight {weight:g}": {"weight": weight} for weight in WEIGHTS}
     for name, way in {**ways, **{balancer: {"balancer": balancer} for balancer in BALANCERS}}.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
+from examples._command_line import Parser
 from multihead import Head, MultiHeadTrainer, scaling
 
 NAMES = ("kind_norm", "size_norm", "kind_share", "size_share")
@@ -41,4 +42,5 @@ def main() -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
+    Parser("examples.watch_gradients", description=__doc__).parse_args()
     main()

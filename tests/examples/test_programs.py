@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import runpy
 import subprocess
 import sys
 
@@ -82,6 +84,18 @@ def test_every_program_is_listed_without_tensorflow():
     runnable = {path.stem for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
     assert set(listing.programs()) == (runnable - {"__main__"}) | {"ranking", "seq2seq_price"}
     assert all(f"\n{name}\n    " in output for name in listing.programs())
+
+
+@pytest.mark.parametrize("name", listing.programs())
+def test_every_program_says_what_it_does_and_trains_nothing_when_asked_for_help(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    program = ROOT / "examples" / name / "__main__.py"
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(program if program.exists() else program.parent.with_suffix(".py")), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert left.value.code == 0 and printed.startswith(f"usage: python -m examples.{name} [-h]")
+    undescribed = r"^  -\S+(?: \S+)*\n(?! {10})"  # a description follows after two spaces, or in the next line
+    assert re.findall(undescribed, printed, re.MULTILINE) == []
 
 
 # Clipping
