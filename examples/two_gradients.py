@@ -1,4 +1,4 @@
-"""What happens when the gradients of two heads conflict? Draws the figure of the README.
+"""What happens when the gradients of two heads conflict? Draws the figure of `docs/concepts/multi_task_learning.md`.
 
 `python -m examples.two_gradients [FILE]` draws two gradients, their plain sum and the update of a balancer.
 """

@@ -2,7 +2,8 @@
 
 Support tickets with three heads on one encoder: 40 rare topics, the hours to solve a ticket, and whether it is urgent. The
 encoder returns four numbers only, so the heads compete. The weights of the losses are learned (`Uncertainty`), and conflicts
-are removed (`UPGrad`). A ledger records each update, and the pictures are drawn from it, as by `python -m multihead plot`.
+are removed (`UPGrad`). `UpdateLogger` writes each update to a file, from which the pictures are drawn, as by
+`python -m multihead plot`.
 """
 
 from __future__ import annotations

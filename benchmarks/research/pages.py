@@ -171,10 +171,14 @@ def pictures() -> dict[str, Any]:
     of_cost, of_molecules, of_digits = (read(RESULTS / f"{name}.jsonl") for name in sets)
     panels: dict[str, Any] = {}
     for line in of_cost:
-        shown = {**{name: f"{name}{EQUAL_COST}" for name in (PLAIN, RULE, EQUAL)}, "chosen": tables.chosen(line, [RULE])}
+        shown = {
+            **{name: f"{name}{EQUAL_COST}" for name in (PLAIN, RULE, EQUAL)},
+            "chosen": tables.chosen(line, [RULE, EQUAL]),
+        }
         both = {name: comparison(line, [variant]) for name, variant in shown.items() if variant}
         row = {name: found.delta_m(shown[name]) for name, found in both.items() if found}
-        panels.setdefault(line["optimizer"], {})[line["set"]] = {name: _percent(each) for name, each in row.items()}
+        if row:
+            panels.setdefault(line["optimizer"], {})[line["set"]] = {name: _percent(each) for name, each in row.items()}
     assays: dict[str, Any] = {}
     for line in of_molecules:
         known = [variant for variant in (PLAIN, "EqualNorms", RULE) if variant in line["values"]]

@@ -6,6 +6,7 @@ A hook of MkDocs. It reads sources and never imports the package, so that a buil
 from __future__ import annotations
 
 import ast
+import base64
 import configparser
 import json
 import os
@@ -19,12 +20,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-# Pages of the repository that the site shows too.
+# Pages of the repository that the site shows too, and their pictures.
 COPIED = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
     "benchmarks.md": "benchmarks/README.md",
+    "research/index.md": "benchmarks/research/README.md",
+    "research/results.md": "benchmarks/research/results.md",
+    "research/pace.md": "benchmarks/research/pace.md",
+    "research/methods.md": "benchmarks/research/methods.md",
+    "research/convergence.md": "benchmarks/research/convergence.md",
+    **{f"research/{name}.png": f"benchmarks/research/{name}.png" for name in ("pace", "study_curves", "study_pace")},
 }
 # The public modules, in the order of the reference. Modules of methods have a page for each method.
 MODULES = {
@@ -268,11 +275,21 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
     return "".join(a + b for a, b in zip(linked, [*parts[1::2], ""]))
 
 
-def as_page(notebook: str) -> str:
-    """A notebook as Markdown: its texts and its code."""
-    cells = json.loads(notebook)["cells"]
-    sources = [("".join(cell["source"]).rstrip(), cell["cell_type"] == "code") for cell in cells]
-    return "\n\n".join(f"```python\n{source}\n```" if is_code else source for source, is_code in sources) + "\n"
+def as_page(notebook: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown: its texts, its code and the stored outputs; and the pictures of these by their paths."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in json.loads(notebook)["cells"]:
+        source = "".join(cell["source"]).rstrip()
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                path = f"{NOTEBOOK}_{len(pictures) + 1}.png"
+                pictures[path] = base64.b64decode(output["data"]["image/png"])
+                parts.append(f"![What the cell draws]({Path(path).name})")
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def description_of(markdown: str) -> str:
@@ -314,13 +331,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that have no file in `docs/`."""
     address = config.repo_url or ""
     for page, file in COPIED.items():
-        text = (ROOT / file).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=with_links(text, file, page, address)))
+        path = ROOT / file
+        content = path.read_bytes() if path.suffix == ".png" else with_links(path.read_text("utf-8"), file, page, address)
+        files.append(File.generated(config, page, content=content))
     for page, text in reference()[0].items():
         files.append(File.generated(config, page, content=text))
-    notebook = as_page((ROOT / "docs" / f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
+    notebook, pictures = as_page((ROOT / "docs" / f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
     content = with_links(notebook, f"docs/{NOTEBOOK}.ipynb", f"{NOTEBOOK}.md", address)
-    files.append(File.generated(config, f"{NOTEBOOK}.md", content=content))
+    for path, written in {f"{NOTEBOOK}.md": content, **pictures}.items():
+        files.append(File.generated(config, path, content=written))
     return files
 
 
@@ -328,6 +347,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links of pages in `docs/` to files elsewhere go to the repository; programs before and after are tabs."""
     page.meta.setdefault("description", description_of(markdown) or config.site_description)
     if page.file.generated_by is not None:
+        if page.file.src_uri in (*COPIED, f"{NOTEBOOK}.md"):
+            SHOWN[page.file.src_uri] = (page.title, page.meta["description"], markdown)
         return markdown
     if page.file.src_uri == "choosing.md":
         for module in METHODS:

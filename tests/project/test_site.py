@@ -118,9 +118,22 @@ def test_each_page_has_a_description_and_a_copy_for_readers_that_are_programs(si
     assert len(texts) >= len(shown) - 1 and len(set(texts)) > 0.8 * len(texts)  # 404.html has none
 
 
-def test_the_notebook_is_a_page(site: Path) -> None:
+def test_the_notebook_is_a_page_with_what_it_prints_and_draws(site: Path) -> None:
     text = text_of(site, "notebooks/first_steps")
     assert "MultiHeadTrainer" in text and '"cell_type"' not in text
+    assert re.search(r"^balanced: \d+% exact replies, \d+% right prices$", text, re.MULTILINE)
+    source = (site / "notebooks" / "first_steps" / "index.html").read_text(encoding="utf-8")
+    pictures = re.findall(r'src="?([\w./]+first_steps_\d\.png)', source)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert (site / "notebooks" / "first_steps" / picture).resolve().read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_research_behind_the_advice_is_on_the_site(site: Path) -> None:
+    assert "Delta-m" in text_of(site, "research/results") and (site / "research" / "pace.png").stat().st_size > 5000
+    assert 'href="../research/' in (site / "choosing" / "index.html").read_text(encoding="utf-8").replace(
+        "href=..", 'href="..'
+    )
 
 
 def test_version_and_repository_are_shown(site: Path) -> None:
