@@ -73,7 +73,7 @@ def constant_loss(head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None
         constants = [labels.counts / labels.counts.sum()]
     else:
         mean = np.average(labels.values, axis=0, weights=labels.weights)
-        constants = [mean, *np.nanquantile(labels.present, _QUANTILES, axis=0)]
+        constants = [mean, *_quantiles(labels.values, np.asarray(labels.weights))]
     low, high, smallest, largest = predicted
     if all(((constant >= 0) & (constant <= 1)).all() for constant in constants):
         share = np.clip(constants[0], 1e-6, 1 - 1e-6)
@@ -87,6 +87,17 @@ def constant_loss(head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None
         else:
             constants = [1 / (1 + np.exp(-logit)) for logit in logits]
     return min(losses_of(head, spec, labels.batches, constants), default=float("nan"))
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weighted quantiles of each column, `[quantiles, columns]`."""
+    columns = []
+    for column, weight in zip(values.T, weights.T):
+        order = np.argsort(column)
+        order = order[weight[order] > 0]
+        reached = np.cumsum(weight[order])
+        columns.append(column[order][np.searchsorted(reached, _QUANTILES * reached[-1])])
+    return np.stack(columns, axis=1)
 
 
 def _merged(labels: Sequence[Labels]) -> list[Labels]:

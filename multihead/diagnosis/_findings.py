@@ -144,8 +144,8 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
-    suggested = heads_to_scale(diagnosis, spec)
-    for k in in_raw_units(diagnosis, spec):
+    suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
+    for k in raw:
         head, labels = diagnosis.heads[k], diagnosis.labels[k]
         advice = (
             "`suggestion` leaves them: the head has learned already, or no `target_scaling` fits its loss, its labels and "
@@ -155,10 +155,16 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             others = (
                 f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its `weight`."
             )
+            faster = (
+                " The other heads then learn faster, and one with few or noisy labels overfits sooner: compare each head with "
+                "the plain sum on held-out data."
+            )
+            is_first = k == min(suggested.keys() & set(raw)) and len(diagnosis.heads) > 1
             advice = (
                 "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
                 f"`target_scaling={suggested[k]!r}` for {head!r}, as `add_head` can. Predictions and metrics stay in their "
                 f"units.{' ' + labels.why if labels.why else ''}{others if _leads(diagnosis, k) else ''}"
+                f"{faster if is_first else ''}"
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"

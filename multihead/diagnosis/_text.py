@@ -8,16 +8,17 @@ from multihead._ground.types import Config
 
 _PURPOSES = {
     "target_scaling": "trains {heads} on scaled targets; predictions and metrics keep their units",
-    "balancer": "lifts gradients below a fifth of the largest to it",
+    "balancer": "lifts gradients below a fifth of the largest to it{after}",
 }
 
 
 def suggestion_lines(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
     """A line of code for each part of a suggestion, and one for the whole, each below a comment that says what it does."""
+    after = "; by itself, without the scaling, it can make heads in other units worse" if "target_scaling" in parts else ""
     lines = []
     for name, part in parts.items():
         heads = ", ".join(map(repr, part[name])) if isinstance(part[name], Mapping) else ""
-        lines += [f"# {_PURPOSES[name].format(heads=heads)}", _call(part)]
+        lines += [f"# {_PURPOSES[name].format(heads=heads, after=after)}", _call(part)]
     if len(parts) > 1:
         lines += ["# all of it; `multihead.compare` tells which part helps which head", _call(suggestion)]
     return lines
