@@ -156,8 +156,8 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                 f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its `weight`."
             )
             faster = (
-                " The other heads then learn faster, and one with few or noisy labels overfits sooner: compare each head with "
-                "the plain sum on held-out data."
+                " The other heads then learn faster, and one with few or noisy labels overfits sooner: compare each head "
+                "with the plain sum on held-out data."
             )
             is_first = k == min(suggested.keys() & set(raw)) and len(diagnosis.heads) > 1
             advice = (
