@@ -47,6 +47,21 @@ def test_the_command_goes_on_where_it_stopped(tmp_path, capsys):
     assert "| `units` | 1 | 1.00 |" in capsys.readouterr().out
 
 
+def test_a_head_that_seems_worse_is_trained_again_with_new_seeds(monkeypatch):
+    drawn = population.model(9)
+    head = next(iter(drawn.tasks))
+    sign = -1 if drawn.tasks[head].metric[1] == "max" else 1
+
+    def trained(drawn, data, seed, updates, options):
+        return {name: 1.0 + 0.001 * seed + (sign if options and name == head else 0) for name in drawn.tasks}
+
+    monkeypatch.setattr(advice, "_trained", trained)
+    line = advice.measure(9)
+    assert set(line["again"]) == {"plain sum", "suggestion", "NormFloor always"}
+    assert line["again"]["plain sum"][head] == pytest.approx([1.003, 1.004, 1.005, 1.006, 1.007])
+    assert f"model 9, `{head}`" in advice.tables([line])
+
+
 def test_tables_count_heads_beyond_two_standard_errors():
     values = {
         "plain sum": {"a": [1.0, 1.1, 1.2], "b": [0.5, 0.6, 0.7], "c": [3.0, 3.0, 3.0]},
@@ -58,5 +73,6 @@ def test_tables_count_heads_beyond_two_standard_errors():
     difference = np.array([0.5, 0.48, 0.5])
     assert found["a"] == pytest.approx(difference.mean() / (difference.std(ddof=1) / np.sqrt(3)))
     assert found["a"] > 2 and found["b"] < -2 and abs(found["c"]) < 2
-    tables = advice.tables([line])
-    assert "| suggestion | 3 | 1 | 1 | model 7, `b`" in tables and "| `units` | 1 | 1.00 | 2 | 0.50 |" in tables
+    assert "| suggestion | 3 | 1 | 1 | none |" in advice.tables([line])
+    tables = advice.tables([{**line, "again": values}])
+    assert "| suggestion | 3 | 1 | 1 | model 7, `b` |" in tables and "| `units` | 1 | 1.00 | 2 | 0.50 |" in tables
