@@ -1,6 +1,6 @@
 """A price classifier and a sequence decoder share the encoder's final hidden state: what lets both learn at full speed?
 
-This is the problem that the library began with. `multihead.compare` trains the same network from the same weights on the
+This is the problem from which the library started. `multihead.compare` trains the same network from the same weights on the
 same batches, with a rate that decays to zero: each head alone, the plain sum, a price loss that is summed over the batch,
 alternating updates, a tuned weight, and several balancers. The size of the gradients decides, not their direction.
 """

@@ -12,7 +12,7 @@ exports them, rank the items of a request, best first, by the product of the hea
 
 `POST /rank` takes `{"request": {...}, "items": [{...}, ...]}`; the columns of an item are its own and those of `request`.
 Requests that wait are answered by one call of
-TensorFlow. What cannot be read is refused with a status of 4xx and `{"error": "..."}`. `GET /health` names the exports. The
+TensorFlow. What cannot be read is rejected with a status of 4xx and `{"error": "..."}`. `GET /health` names the exports. The
 server listens on 127.0.0.1 only: it has no authentication and no TLS, which are a proxy's task. `python -m
 benchmarks serving` measures it.
 """

@@ -67,7 +67,7 @@ class Head:
             ranking and survival losses, the hardest rows of a batch, statistics of a batch. None: undeclared. A loss of
             your own then gets all rows of a batch that have a label, and no others; you have to declare it if a batch is
             split, by `micro_batches` or replicas, or if a row may have only some of its labels. True: the module and the
-            loss get these rows, and splitting is refused. The loss may return one value per row, their mean, or a sum and a
+            loss get these rows, and splitting is rejected. The loss may return one value per row, their mean, or a sum and a
             count. With `gradient_accumulation_steps`, only rows of the same batch are compared. False: each value of the
             loss depends only on the label and the predictions in its own position.
         learning_rate_multiplier: A factor for every change that the optimizer makes to the module's variables, including

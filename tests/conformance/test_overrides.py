@@ -66,7 +66,7 @@ def of_ours(optimizer=None, loss="mse", metric="mae", layer=None, kind=MultiHead
 
 
 def called(build, calls, callbacks=()):
-    """How often a method is called in `fit`, `evaluate` and `predict`; None if it is refused."""
+    """How often a method is called in `fit`, `evaluate` and `predict`; None if it is rejected."""
     model, y = build()
     calls.clear()
     model.fit(X, y, batch_size=4, validation_data=(X, y), verbose=0, callbacks=list(callbacks))
@@ -82,7 +82,7 @@ def assert_called_or_refused(made, name):
     try:
         found = called(lambda: of_ours(**made(calls)), calls)
     except ValueError as error:
-        assert expected, f"{name} is refused, though Keras does not call it: {error}"
+        assert expected, f"{name} is rejected, though Keras does not call it: {error}"
         assert f"{name}`" in str(error) or repr(name) in str(error)
         return "refused"
     assert bool(found) >= bool(expected), f"{name}: Keras calls it {expected} times, the trainer {found} times"

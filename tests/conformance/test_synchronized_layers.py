@@ -1,4 +1,4 @@
-"""Layers that exchange values between replicas train in a head as in Keras, or are refused in words."""
+"""Layers that exchange values between replicas train in a head as in Keras, or are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that a loss reads: those of the model are trained as by a tape, others are refused, if they are trainable."""
+"""Variables that a loss reads: those of the model are trained as by a tape, others are rejected, if they are trainable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint, asked by real requests on the loopback address: answers, what is refused, and many clients at once."""
+"""The endpoint, asked by real requests on the loopback address: answers, what is rejected, and many clients at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint on heads that read columns: the items of a request, best first, and what is refused."""
+"""The endpoint on heads that read columns: the items of a request, best first, and what is rejected."""
 
 from __future__ import annotations
 

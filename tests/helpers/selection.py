@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Does not import a file of which `-m` leaves no test: its tests all have a marker that is refused, or none that is asked for."""
+    """Does not import a file of which `-m` leaves no test: its tests all have a marker that is rejected, or none that is asked for."""
     asked = config.option.markexpr
     if collection_path.suffix != ".py" or not asked:
         return None

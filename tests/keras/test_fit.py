@@ -222,3 +222,25 @@ def test_further_trainers_are_not_warned_of_retracing(caplog):
         trainer.predict(x, verbose=0)
         trainer.diagnose(x, y)
     assert "retracing" not in caplog.text
+
+
+def test_data_of_other_lengths_trace_nothing_again():
+    """Each of `fit`, `evaluate` and `predict` is traced for its first data; more rows, and a last batch of another size, are
+    only other numbers."""
+    traced = []
+
+    class Counted(keras.layers.Dense):
+        def call(self, inputs):
+            traced.append(tf.executing_eagerly())
+            return super().call(inputs)
+
+    trainer = MultiHeadTrainer(Counted(3))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("adam", run_eagerly=False)
+    counts = []
+    for rows in (8, 8, 7, 12):
+        x, y = np.ones([rows, 4], "float32"), np.arange(float(rows))[:, None]
+        trainer.fit(x, y, batch_size=3, validation_data=(x, y), verbose=0)
+        trainer.predict(x, batch_size=3, verbose=0)
+        counts.append(len(traced))
+    assert counts[0] > 0 and not any(traced) and counts == counts[:1] * 4

@@ -279,7 +279,7 @@ def test_a_module_that_reads_its_targets_has_scaled_ones():
         trainer.predict_on_batch(X[:3])
 
 
-# What is refused
+# What is rejected
 
 
 def one_head(target_scaling="standardize", loss="mse", **options):

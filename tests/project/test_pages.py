@@ -52,7 +52,7 @@ def shown_output(text: str) -> str:
     return "".join(re.findall(r"^```python\n(?:(?!^```).)*^```\n\n```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 
 
-OPTIONAL = ("keras_hub", "keras_tuner")
+OPTIONAL = ("keras_hub", "keras_tuner", "onnxruntime", "shap")
 """What sections of pages import that may not be installed."""
 
 
@@ -63,6 +63,8 @@ def of_what_is_installed(text: str) -> str:
     return "".join("\n" * each.count("\n") if any(line in each for line in missing) else each for each in sections)
 
 
+@pytest.mark.filterwarnings("ignore:The structure of `inputs` doesn't match:UserWarning")  # SHAP passes a list
+@pytest.mark.filterwarnings("ignore:In the future `np.object`:FutureWarning")  # Keras's export to ONNX
 @pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of KerasTuner
 @pytest.mark.filterwarnings("ignore:\\s*Warning. tf.lite.Interpreter is deprecated:UserWarning")  # docs/howto/serving.md
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_logs_hold_what_the_table_of_statistics_says_and_nothing_else(level:
 
 
 def test_the_arguments_of_keras_become_those_that_the_table_says() -> None:
-    """What `compile` of Keras takes for its outputs is refused, and belongs to `add_head`."""
+    """What `compile` of Keras takes for its outputs is rejected, and belongs to `add_head`."""
     (row, *_) = table_of("docs/migration/keras.md", "Keras")
     of_keras = re.findall(r"(\w+)=\{", row[0])
     ours = set(re.findall(r"(\w+)=", row[1])) | {"loss"}  # the loss comes by position

@@ -37,6 +37,17 @@ INSTEAD = {
     r"present weights": "current weights",
     r"for some heads only": "for only some heads",
     r"\ban own [a-z]+": "its own",
+    r"\b(?:is|are) refused\b": "rejected",
+    r"found by hand": "hand-tuned",
+    r"changes? by 0\b": "does not change at all",
+    r"beside another one": "together with another",
+    r"a program of the repository": "in the repository",
+    r"the library began with|library that began": "from which the library started",
+    r"[Ss]pend what": "reinvest",
+    r"(?:must|to) leave (?:the )?padding out": "ignore padding",
+    r"encoder that has been trained before": "pretrained encoder",
+    r"go(?:es)? when the (?:head|module) is dropped": "is removed with it",
+    r"[Ww]hat holds what": "who owns what",
 }
 """Patterns, and what to write instead."""
 NOT_IN = ("benchmarks/research", "tests/project/test_words.py")

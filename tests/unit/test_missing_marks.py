@@ -1,4 +1,4 @@
-"""Marks of missing labels that Python and NumPy have: masked arrays, and None in a list. They count, or are refused."""
+"""Marks of missing labels that Python and NumPy have: masked arrays, and None in a list. They count, or are rejected."""
 
 from __future__ import annotations
 
