@@ -166,7 +166,9 @@ def page_of_module(module: str, title: str) -> str:
     """The page of a module: its methods as a list, everything else in full."""
     names = public_names(module)
     short = module.rpartition(".")[2]
-    text = f"# {title}\n\n" + directive(module, "show_root_heading: false", "show_root_toc_entry: false", "members: false")
+    said = (ast.get_docstring(ast.parse(path_of(module).read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    text = f"---\ndescription: {json.dumps(description_of(said))}\n---\n\n# {title}\n\n"
+    text += directive(module, "show_root_heading: false", "show_root_toc_entry: false", "members: false")
     methods = [name for name in names if is_method(module, name)]
     if methods:
         text += "\n## Methods\n\n" + "".join(f"- [{name}]({short}/{name}.md)\n" for name in methods)
