@@ -31,6 +31,7 @@ from benchmarks.research import (
     census,
     digits,
     molecules,
+    moments,
     pages,
     problems,
     published,
@@ -127,6 +128,11 @@ EXPERIMENTS = {
         "Income, college and never married, in two pairs: each head alone, a shared encoder, MMoE and CGC, at equal cost.",
         census.SETS, (PLAIN, "MMoE", "CGC"), pages.census, seeds=3, optimizers=("AdamW",), equal_cost=(PLAIN, "MMoE", "CGC"),
     ),
+    "moments": Experiment(
+        "Adam with moments of its own for each head (AdaTask): what it gains beside balancers, and what it costs.",
+        {"study": SIX["study"], "restaurants": SIX["restaurants"]},
+        (PLAIN, "NormFloor", "NormFloor 1", "EqualNorms, parameters", moments.ADATASK), pages.details, seeds=5,
+    ),
     "weights": Experiment(
         "Which weight would you have chosen? Seven weights of the second head beside `NormFloor`, with equal updates.",
         {"study": SIX["study"], "restaurants": SIX["restaurants"], "snips": requests.SETS["all sentences"], **census.SETS},
@@ -149,6 +155,12 @@ def train(name: str, options: argparse.Namespace) -> None:
             if name == "molecules":
                 line = molecules.with_baselines(line, options.data, every)
             keep(options.results, line)
+
+
+def recorded_tables() -> dict[str, str]:
+    """By experiment, the tables of the recorded lines."""
+    made = {name: experiment.tables(read(RESULTS / f"{name}.jsonl")) for name, experiment in EXPERIMENTS.items()}
+    return {**made, "advice": advice.tables(read(advice.FILE))}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(advice.tables(read(file)), end="")
         return 0
     if options.experiment == "write":
-        pages.write({name: each.tables(read(RESULTS / f"{name}.jsonl")) for name, each in EXPERIMENTS.items()})
+        pages.write(recorded_tables())
         return 0
     experiment = EXPERIMENTS[options.experiment]
     folder = Path("runs", "quick" if options.quick else options.experiment)

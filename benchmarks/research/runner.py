@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 import multihead
+from benchmarks.research.moments import ADATASK, by_head
 from benchmarks.research.record import ALONE, LARGE, MORE, PLAIN, RATES, WIDE, Line, line_of
 from benchmarks.research.weights import SECOND
 from examples._command_line import InputError
@@ -146,6 +147,9 @@ def variants_of(found: DataSet, names: Sequence[str]) -> dict[str, dict[str, Any
     for name in names:
         if name in found.builds:
             variants[name] = {"build": found.builds[name]}
+            continue
+        if name == ADATASK:
+            variants[name] = {"build": lambda: by_head(found.make(found.width))}
             continue
         variants[name] = options_of(rule_of(name), list(found.metrics))
         if RATES in name:

@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks.research import census, digits, molecules, tables, weights
 from benchmarks.research.__main__ import main
+from benchmarks.research.moments import by_head
 from benchmarks.research.record import comparison, read
+from multihead import Head, MultiHeadTrainer
 from multihead.comparison import _run
 
 pytestmark = [pytest.mark.programs, pytest.mark.thorough]
@@ -121,6 +123,28 @@ def test_census(tmp_path, monkeypatch, capsys):
     }
     assert all(0 <= value <= 1 for by_head in line["values"].values() for values in by_head.values() for value in values)
     assert "| income | never_married | " in capsys.readouterr().out
+
+
+def test_moments_by_head_are_those_of_adam_in_numpy():
+    keras.utils.set_random_seed(0)
+    heads = {name: Head(keras.layers.Dense(1), "mse") for name in ("a", "b")}
+    trainer = by_head(MultiHeadTrainer(keras.layers.Dense(3, use_bias=False), heads))
+    trainer.compile(keras.optimizers.Adam(0.01))
+    rng = np.random.default_rng(0)
+    batches = [(rng.normal(size=(8, 2)), {"a": rng.normal(size=(8, 1)), "b": 9 * rng.normal(size=(8, 1))}) for _ in range(3)]
+    trainer.head_gradients(batches[0])  # creates the variables
+    kernel = trainer.encoder.kernel
+    expected = np.asarray(kernel, "float64")
+    first, second = np.zeros((2, 2, 3)), np.zeros((2, 2, 3))
+    for step, batch in enumerate(batches, 1):
+        by_name = trainer.head_gradients(batch, at="parameters")
+        gradients = np.array([by_name[name][0] for name in heads])
+        first, second = 0.9 * first + 0.1 * gradients, 0.999 * second + 0.001 * gradients**2
+        root = np.sqrt(second / (1 - 0.999**step))
+        expected -= (0.01 * (first / (1 - 0.9**step)) / (root + 1e-7)).sum(axis=0)
+        trainer.fit(*batch, batch_size=8, verbose=0)
+        np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-6)
+    assert [int(optimizer.iterations) for optimizer in (*trainer.by_head, trainer.optimizer)] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.research import pages
-from benchmarks.research.__main__ import EXPERIMENTS
+from benchmarks.research.__main__ import recorded_tables
 from benchmarks.research.record import EQUAL_COST, RESULTS, comparison, read
 from tests.helpers.sources import ROOT
 
 
 @pytest.mark.programs
 def test_tables_of_the_results_are_those_of_the_lines() -> None:
-    made = {name: each.tables(read(RESULTS / f"{name}.jsonl")) for name, each in EXPERIMENTS.items()}
-    for path, page in pages.with_tables(made).items():
+    for path, page in pages.with_tables(recorded_tables()).items():
         assert path.read_text(encoding="utf-8") == page, "run `python -m benchmarks.research write`"
         assert page.count("<!-- end -->") == page.count("--table -->") + page.count("<!-- short: ") > 0
 
