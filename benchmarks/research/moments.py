@@ -15,7 +15,7 @@ class MomentsByHead(MultiHeadTrainer):
     """Updates the encoder by the sum of one Adam update for each head: `theta -= rate * sum_k m_k / (sqrt(v_k) + epsilon)`.
 
     The moments `m_k` and `v_k` are those of head `k`'s gradient. The heads' own variables have the usual moments. The
-    encoder's gradients are not clipped. Like `balance_at="parameters"`, it takes a backward pass for each head; beyond that, two
+    encoder's gradients are not clipped. It takes a backward pass for each head, like `balance_at="parameters"`, and two more
     numbers for each parameter of the encoder and each head.
 
     Source: Yang et al., AdaTask: A Task-Aware Adaptive Learning Rate Approach to Multi-Task Learning, AAAI 2023,
