@@ -29,7 +29,8 @@ _drawn = {"eagerly": False, "in a graph": False}
 def seed_without_forgetting() -> None:
     """From here on, a seed forgets kernels only if random operations with a state were made since it was last done.
 
-    A graph with such operations may run again without being made again: `forget` says when no graph is left.
+    A graph with such operations may run again without being made again: `forget` says when no graph is left. Those of a
+    data set do not count: each iterator has kernels of its own.
     """
     context.Context._set_global_seed = _set_global_seed
     random_seed.get_seed = _noted(random_seed.get_seed)
@@ -95,7 +96,10 @@ def _noted(get_seed):
 
     @functools.wraps(get_seed)
     def noted(op_seed):
-        _drawn["eagerly" if context.executing_eagerly() else "in a graph"] = True
+        if context.executing_eagerly():
+            _drawn["eagerly"] = True
+        elif not ops.get_default_graph().name.startswith("Dataset_"):
+            _drawn["in a graph"] = True
         return get_seed(op_seed)
 
     return noted
