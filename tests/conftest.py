@@ -73,8 +73,7 @@ def _free_memory():
     yield
     for name in set(gradients) - before:
         del gradients[name]
-    keras.backend.clear_session()  # that of Keras 3 collects garbage, too
-    kernels.forget()
+    kernels.clear_session()
     if keras.__version__ < "3":
         gc.collect()
     gc.freeze()  # what is left stays, and would be looked at after each file

@@ -1,6 +1,6 @@
 """Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, variables of one kernel, operations
-without a stack, plain context managers, iterators over data that nothing tunes, libraries whose source AutoGraph does not read, and
-recurrent layers for the CPU alone.
+without a stack, plain context managers, iterators over data that nothing tunes, functions of Keras's over arrays that are traced once,
+libraries whose source AutoGraph does not read, and recurrent layers for the CPU alone.
 
 TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
 `tf.random.set_seed`, because those of random operations count their draws. Making all others again takes longer than the update
@@ -11,25 +11,35 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random
+import types
 
 import keras
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, debug_mode, structured_function
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import eager_function_run as eager_functions
 from tensorflow.python.framework import ops, random_seed
 from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.util import tf_contextlib
 
+if keras.__version__ < "3":
+    from keras.src.engine import data_adapter
+else:
+    from keras.src.trainers.data_adapters import array_data_adapter as data_adapter
+
 create_operation = ops._create_c_op
 _drawn = {"eagerly": False, "in a graph": False}
+_ADAPTER = inspect.getfile(data_adapter)
+_slicing: dict[str, structured_function.StructuredFunctionWrapper] = {}
 
 
 def seed_without_forgetting() -> None:
     """From here on, a seed forgets kernels only if random operations with a state were made since it was last done.
 
-    A graph with such operations may run again without being made again: `forget` says when no graph is left. Those of a
+    A graph with such operations may run again without being made again: `clear_session` says when no graph is left. Those of a
     data set do not count: each iterator has kernels of its own.
     """
     context.Context._set_global_seed = _set_global_seed
@@ -77,6 +87,32 @@ def trace_addons_as_it_is() -> None:
     config.CONVERSION_RULES = (*rules, *config.CONVERSION_RULES)
 
 
+def slice_arrays_by_one_trace() -> None:
+    """From here on, what Keras takes the rows of arrays by is traced once for all arrays of a structure, until `clear_session`.
+
+    Keras traces three functions for each call of `fit`, `evaluate` and `predict`, which is a quarter of such a call in a test.
+    """
+    make = structured_function.StructuredFunctionWrapper
+
+    def make_or_share(function, transformation, dataset=None, **options):
+        code = getattr(function, "__code__", None)
+        changed = debug_mode.DEBUG_MODE or eager_functions.functions_run_eagerly() or context.context().op_callbacks
+        if code is None or code.co_filename != _ADAPTER or changed or not context.executing_eagerly():
+            return make(function, transformation, dataset=dataset, **options)
+        closure = inspect.getclosurevars(function).nonlocals
+        if "self" in closure:  # of which the functions use this number
+            closure["self"] = closure["self"]._partial_batch_size
+        if not all(value is None or isinstance(value, (int, str, types.ModuleType)) for value in closure.values()):
+            return make(function, transformation, dataset=dataset, **options)
+        settings = context.global_seed(), context.context().device_name
+        key = repr((code.co_name, transformation, closure, dataset.element_spec, options, settings))
+        if key not in _slicing:
+            _slicing[key] = make(function, transformation, dataset=dataset, **options)
+        return _slicing[key]
+
+    structured_function.StructuredFunctionWrapper = make_or_share
+
+
 def trace_recurrent_layers_for_the_cpu() -> None:
     """From here on, Keras 2 traces LSTMs and GRUs, with their gradients, once: not a second time for a GPU."""
     if keras.__version__ < "3":
@@ -85,9 +121,21 @@ def trace_recurrent_layers_for_the_cpu() -> None:
         gru_lstm_utils.function_register = lambda function, *args, **options: None
 
 
-def forget() -> None:
-    """Forgets all kernels. Graphs with random operations must not run any more."""
-    context.context().clear_kernel_cache()
+def clear_session() -> None:
+    """Keras's function of this name. Of kernels, it forgets those of functions that are gone, and all if graphs drew random
+    numbers; such graphs must not run any more.
+
+    Keras forgets all of them. The next file needs most of them again: to make them takes as long as its first test.
+    """
+    _slicing.clear()
+    clear = context.Context.clear_kernel_cache
+    context.Context.clear_kernel_cache = lambda self: None
+    try:
+        keras.backend.clear_session()  # that of Keras 3 collects garbage, too
+    finally:
+        context.Context.clear_kernel_cache = clear
+    if any(_drawn.values()):
+        context.context().clear_kernel_cache()
     _drawn.update({"eagerly": False, "in a graph": False})
 
 

@@ -32,6 +32,7 @@ kernels.make_variables_of_one_kernel()
 kernels.trace_without_stacks()
 kernels.trace_with_plain_contexts()
 kernels.read_without_tuning()
+kernels.slice_arrays_by_one_trace()
 kernels.trace_addons_as_it_is()
 kernels.trace_recurrent_layers_for_the_cpu()
 
