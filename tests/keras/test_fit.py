@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from multihead import MultiHeadTrainer, losses
 from tests.helpers import tiny
@@ -211,10 +212,11 @@ def test_validation_at_the_end_of_an_epoch_hides_no_skipped_update():
     assert history["skipped_updates"] == [1] and np.isfinite(history["val_size_loss"][0])
 
 
-def test_further_trainers_are_not_warned_of_retracing(caplog):
+def test_further_trainers_are_not_warned_of_retracing(caplog, monkeypatch):
     """TensorFlow counts the traces of all functions that were made by the same code, those of all trainers."""
+    monkeypatch.setattr(polymorphic_function, "FREQUENT_TRACING_WARNING_THRESHOLD", 2)  # of 5
     x, y = np.ones([8, 4], "float32"), np.arange(8.0)[:, None]
-    for _ in range(6):
+    for _ in range(3):
         trainer = MultiHeadTrainer(keras.layers.Dense(3))
         trainer.add_head("a", keras.layers.Dense(1), "mse", target_scaling="standardize")
         trainer.compile("adam", run_eagerly=False)

@@ -115,17 +115,21 @@ def test_long_sentences_in_half_precision_are_computed_in_single_precision(dtype
     rng = np.random.default_rng(1)
     logits, tags = tf.constant(rng.normal(size=[2, 100, 7]) * 50, dtype), rng.integers(0, 7, [2, 100])
     transitions = tf.constant(rng.normal(size=[7, 7]) * 20, dtype)
-    wanted = crf.log_likelihood(*(tf.cast(each, tf.float64) for each in (logits,)), tags, tf.cast(transitions, tf.float64))
-    with tf.GradientTape() as tape:
-        tape.watch([logits, transitions])
-        found = crf.log_likelihood(logits, tags, transitions)
+
+    @tf.function(autograph=False)
+    def results(logits, transitions):
+        with tf.GradientTape() as tape:
+            tape.watch([logits, transitions])
+            likelihood = crf.log_likelihood(logits, tags, transitions)
+        return likelihood, tape.gradient(likelihood, [logits, transitions]), crf.decode(logits, transitions)
+
+    found, gradients, (path, best) = results(logits, transitions)
     assert found.dtype == tf.float32
+    assert all(np.isfinite(tf.cast(each, tf.float32)).all() for each in gradients)
+    wanted, _, (wanted_path, wanted_best) = results(tf.cast(logits, tf.float64), tf.cast(transitions, tf.float64))
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    assert all(np.isfinite(tf.cast(each, tf.float32)).all() for each in tape.gradient(found, [logits, transitions]))
-    path, best = crf.decode(tf.cast(logits, tf.float64), tf.cast(transitions, tf.float64))
-    found = crf.decode(logits, transitions)
-    np.testing.assert_array_equal(found[0], path)
-    np.testing.assert_allclose(found[1], best, rtol=1e-6)
+    np.testing.assert_array_equal(path, wanted_path)
+    np.testing.assert_allclose(best, wanted_best, rtol=1e-6)
 
 
 @pytest.mark.addons
