@@ -56,7 +56,7 @@ def same(one, other):
 def test_the_updates_are_those_of_steps_that_rely_on_nothing():
     trainer = trainer_of()
     fit(trainer, epochs=2)
-    other = trainer_of()
+    other = trainer_of(run_eagerly=True)
     for _ in range(2):
         for start in range(0, 12, 4):
             rows = slice(start, start + 4)
@@ -111,10 +111,8 @@ def test_the_mask_of_predictions_may_leave_no_label():
 
 
 def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
-    trainer, other = trainer_of(), trainer_of()
-    fit(other)
-    other.set_weight("size", 0.0)
-    other.save_weights(tmp_path / "of.weights.h5")
+    trainer = trainer_of()
+    of_other_file(trainer, tmp_path / "of.weights.h5")
     fit(trainer)
     trainer.load_weights(tmp_path / "of.weights.h5")
     before = state_of(trainer, "size")
@@ -123,7 +121,7 @@ def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
 
 
 def of_other_file(trainer, path):
-    other = trainer_of()
+    other = trainer_of(run_eagerly=True)
     fit(other)
     other.set_weight("size", 0.0)
     other.save_weights(path)
@@ -165,7 +163,7 @@ class Plain(keras.callbacks.Callback):
     ],
 )
 def test_steps_rely_on_heads_only_where_no_code_of_users_runs_between_updates(callback, relies, tmp_path):
-    trainer = trainer_of()
+    trainer = trainer_of(run_eagerly=True)
     record_plans(trainer)
     fit(trainer, callbacks=[callback(str(tmp_path / "file"))])
     assert {plan.idle is Idle.NEVER for plan in plans_of(trainer)} == {relies}

@@ -17,7 +17,11 @@ def updated(policy, compiled):
     inputs, targets = tiny.data(16, seed=3)
     keras.mixed_precision.set_global_policy(policy)
     trainer = tiny.trainer(
-        keras.optimizers.SGD(0.1), clip=clipping.ByGlobalNorm(1.0), balancer="EqualNorms", **COMPILED[compiled]
+        keras.optimizers.SGD(0.1),
+        clip=clipping.ByGlobalNorm(1.0),
+        balancer="EqualNorms",
+        run_eagerly=True,
+        **COMPILED[compiled],
     )
     history = trainer.fit(inputs, targets, batch_size=16, shuffle=False, epochs=3, verbose=0).history
     return tiny.weights_of(trainer), history, trainer
