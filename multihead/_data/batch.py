@@ -44,7 +44,7 @@ def by_head(argument: str, values: Nested, head_names: Sequence[str]) -> dict[st
             raise ValueError(
                 f"`{argument}` must be a dict by head name if there are several heads. "
                 f"Received: {received}; the heads are {quoted(head_names)}. "
-                f"Pass {{{head_names[0]!r}: ...}}."
+                f"Pass {{{', '.join(f'{name!r}: ...' for name in head_names)}}}."
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)

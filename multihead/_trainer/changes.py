@@ -18,7 +18,7 @@ from multihead._ground.validation import check_choice, check_head_names
 from multihead._trainer.options import CompileOptions, check_compile
 from multihead._trainer.state import Setup, TrainerState
 from multihead._trainer.steps import TrainFunction
-from multihead._update.scaling import scale_targets, warn_of_model
+from multihead._update.scaling import scale_targets, warn_of_model, warn_of_trained_modules
 from multihead._update.spec import Idle
 from multihead.balancing._kinds import every
 from multihead.heads._metrics import check_distinct
@@ -62,6 +62,7 @@ def set_heads(trainer: Trainer, state: TrainerState, heads: tuple[NamedHead, ...
     state.shapes = state.shapes.restricted_to([head.name for head in heads])
     _forget(trainer, state)
     state.setup = Setup(heads)
+    state.added = {head.name: state.added.get(head.name, trainer.num_updates) for head in heads}
     trainer.predict_function = None  # the compiled function has the heads of before
 
 
@@ -129,6 +130,8 @@ def begin_compile(
     trained = [head for head in heads if head.is_trained]
     optimizer, options = check_compile(optimizer, requested, trained, trainer.distribute_strategy)
     if heads != state.setup.heads:
+        changed = [head for head, earlier in zip(heads, state.setup.heads) if head != earlier]
+        warn_of_trained_modules([head for head in changed if state.added[head.name] < trainer.num_updates])
         set_heads(trainer, state, heads)
         if state.origin is not None:
             warn_of_model(state.origin.name, heads)

@@ -91,6 +91,7 @@ class TrainerState:
 
     Attributes:
         setup: What the user has decided.
+        added: By head name, the number of updates that had been made when the head was added.
         shapes: What data have shown.
         built: What is made of both; None before the first data, and after `compile`, `add_head` and `remove_head`.
         idle: The heads that are idle.
@@ -102,6 +103,7 @@ class TrainerState:
 
     def __init__(self) -> None:
         self.setup = Setup()
+        self.added: dict[str, int] = {}
         self.shapes = Shapes()
         self.built: Built | None = None
         self.idle: tuple[str, ...] = ()

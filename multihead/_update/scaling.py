@@ -60,7 +60,20 @@ def warn_of_model(name: str, heads: Sequence[NamedHead]) -> None:
     if scaled:
         warnings.warn(
             f"The model {name!r}, of which this trainer was made, now predicts scaled values of head {quoted(scaled)}; "
-            "`trainer.to_keras()` makes a Keras model on the same layers that predicts in the targets' units.",
+            "`trainer.to_keras()` makes a Keras model on the same layers that predicts in the targets' units. "
+            "If its weights have been trained on unscaled targets, build it again.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def warn_of_trained_modules(heads: Sequence[NamedHead]) -> None:
+    """Says that modules of heads with new scalings have learned targets in another scale: their predictions are far off."""
+    if names := [head.name for head in heads if head.is_trained]:
+        warnings.warn(
+            f"`target_scaling` of {quoted(names)} is another one than in the updates so far: what such a module has learned "
+            "now means other numbers, which can be worse than untrained ones. Build the layers of the encoder and the heads "
+            "again, and pass `target_scaling` before the first `fit`.",
             UserWarning,
             stacklevel=5,
         )

@@ -412,7 +412,8 @@ def test_a_scaling_given_to_compile_is_that_of_add_head():
     assert [learned.mean, learned.deviation] == pytest.approx([price.mean(), price.std()], rel=1e-5)
     trainer.compile("sgd", target_scaling={"price": "standardize"})  # the same one: what was learned is kept
     assert trainer.heads["price"].target_scaling.mean == learned.mean
-    trainer.compile("sgd", target_scaling={"price": None})
+    with pytest.warns(UserWarning, match="another one than in the updates so far"):
+        trainer.compile("sgd", target_scaling={"price": None})
     assert trainer.heads["price"].target_scaling is None
     np.testing.assert_allclose(trainer.predict(X, verbose=0)["price"] * price.std() + price.mean(), found[1], rtol=1e-4)
 
@@ -432,3 +433,38 @@ def test_scalings_that_compile_refuses_change_nothing(given, match):
     with pytest.raises((ValueError, TypeError), match=match):
         trainer.compile("sgd", target_scaling=given)
     assert trainer.heads["price"].target_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "standardize"), (None, "log"), ("log", "standardize"), ("standardize", None)]
+)
+def test_another_scaling_after_updates_says_that_the_module_has_learned_other_numbers(before, after):
+    """As `diagnose` may suggest it to who has trained already. A module that predicts the mean of raw labels, 100, predicts
+    100 deviations above it once its numbers are scaled ones."""
+    price = np.random.default_rng(1).uniform(99, 101, size=(ROWS, 1))
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head(
+        "price", keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(100)), "mse", metrics=["mae"]
+    )
+    trainer.compile("sgd", run_eagerly=True, target_scaling={"price": before})  # untrained: no warning
+    trainer.compile(keras.optimizers.SGD(1e-6), run_eagerly=True, target_scaling={"price": before})
+    trainer.fit(X, {"price": price}, verbose=0)
+    trainer.compile(keras.optimizers.SGD(1e-6), run_eagerly=True, target_scaling={"price": before})  # the same
+    with pytest.warns(UserWarning, match="`target_scaling` of 'price' is another one than in the updates.*Build the"):
+        trainer.compile(keras.optimizers.SGD(1e-6), run_eagerly=True, target_scaling={"price": after})
+    if (before, after) == (None, "standardize"):
+        wrong = trainer.fit(X, {"price": price}, verbose=0).history["price_mae"][0]
+        assert wrong > 20 * np.std(price)
+
+
+def test_a_head_that_is_added_to_a_trained_trainer_may_still_get_a_scaling():
+    trainer = two_numbers()
+    trainer.compile("sgd", run_eagerly=True)
+    data = {"price": 1000 + 300 * X[:, :1], "kind": (X[:, 1] > 0).astype("int64")}
+    trainer.fit(X, data, verbose=0)
+    trainer.add_head("later", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", run_eagerly=True)
+    trainer.compile("sgd", run_eagerly=True, target_scaling={"later": "standardize"})  # no warning
+    trainer.fit(X, {**data, "later": data["price"]}, verbose=0)
+    with pytest.warns(UserWarning, match="`target_scaling` of 'later' is another one"):
+        trainer.compile("sgd", run_eagerly=True, target_scaling={"later": None})
