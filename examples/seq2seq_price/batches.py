@@ -89,9 +89,20 @@ def build_vocabulary(texts: Sequence[str], standardize: Standardize, *, least: i
     return [*SPECIAL, *sorted(kept, key=lambda token: (-counts[token], token))]
 
 
+RARE = 3000
+"""A word that stands fewer than once in so many sources is an unknown one."""
+
+
 def vocabularies(train: Examples) -> tuple[list[str], list[str]]:
-    """Those of the sources and of the targets."""
-    return build_vocabulary(train.texts, standardize_source, least=2), build_vocabulary(train.targets, standardize_target)
+    """Those of the sources and of the targets.
+
+    A word of sources stands in them twice or more, and at least once in `RARE` of them. A rarer one would have a vector that
+    hardly any row has trained, and be copied worse than a word that no row has.
+    """
+    least = max(2, len(train.texts) // RARE)
+    return build_vocabulary(train.texts, standardize_source, least=least), build_vocabulary(
+        train.targets, standardize_target
+    )
 
 
 class TextStatistics(NamedTuple):

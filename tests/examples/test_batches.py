@@ -21,6 +21,7 @@ from examples.seq2seq_price.batches import (
     standardize_target,
     training_batches,
     vectorizer,
+    vocabularies,
 )
 from examples.seq2seq_price.model import END_ID, UNKNOWN_ID
 
@@ -96,6 +97,16 @@ def test_sources_keep_every_character_but_case(line):
 def test_rare_words_are_unknown_ones():
     lines = ["the cat", "the dog", "the cat"]
     assert build_vocabulary(lines, standardize_source, least=2) == ["<start>", "<end>", "the", "cat"]
+
+
+def test_what_is_rare_grows_with_the_rows():
+    """A word in three of 12,000 rows is no better known than one in none."""
+    few, many = (
+        vocabularies(Examples(["olive grove"] * 3 + ["the cat"] * rows, ["a[Olive]"] * (3 + rows), {}))
+        for rows in (600, 12_000)
+    )
+    assert set(few[0]) - set(many[0]) == {"olive", "grove"} and {"the", "cat"} <= set(many[0])
+    assert few[1] == many[1]  # replies are written with every word
 
 
 def test_the_layer_survives_saving(tmp_path):
