@@ -38,7 +38,8 @@ def assert_same(model, inputs, targets=None, *, representation=None, tolerance=1
     targets = targets_like(model, inputs) if targets is None else targets
     predicted = model.predict(inputs, verbose=0)
     evaluated = model.evaluate(inputs, targets, verbose=0, return_dict=True)
-    before = model.get_weights()
+    variables = [*model.trainable_variables, *model.non_trainable_variables]  # in Keras 3 also the states of random layers
+    before = [np.array(variable) for variable in variables]
     trainer = MultiHeadTrainer.from_model(model, representation=representation)
     found = trainer.predict(inputs, verbose=0)
     expected = by_name(trainer, predicted)
@@ -52,12 +53,13 @@ def assert_same(model, inputs, targets=None, *, representation=None, tolerance=1
         np.testing.assert_allclose(found[logged(name, model, trainer)], value, rtol=1e-5, atol=1e-6, err_msg=name)
     keras.utils.set_random_seed(5)
     model.fit(inputs, targets, batch_size=NUM_EXAMPLES, shuffle=False, verbose=0)
-    after = model.get_weights()
-    model.set_weights(before)
+    after = [np.array(variable) for variable in variables]
+    for variable, value in zip(variables, before):
+        variable.assign(value)
     keras.utils.set_random_seed(5)
     trainer.fit(inputs, by_name(trainer, targets), batch_size=NUM_EXAMPLES, shuffle=False, verbose=0)
-    assert any(np.any(a != b) for a, b in zip(model.get_weights(), before))  # the model sees the training
-    for a, b in zip(model.get_weights(), after):
+    assert any(np.any(np.array(a) != b) for a, b in zip(variables, before))  # the model sees the training
+    for a, b in zip(variables, after):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
     return trainer
 
