@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from examples.seq2seq_price.model import UNKNOWN_ID
 
-MANY = 10
+MANY = 7
 """So many different copies after a context are names: `1 / sum_c p_c^2`, where `p_c` is the fraction of copy `c`."""
 MOST = 4
 """Names that are replaced in a row at most."""
