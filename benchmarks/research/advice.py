@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,38 +41,37 @@ def measure(number: int, *, seeds: int = SEEDS, updates: int = UPDATES) -> Line:
     """
     drawn = population.model(number)
     data = drawn.data()
-    keras.utils.set_random_seed(0)
-    report = _diagnosed(drawn, data)
+    reports = {seed: _diagnosed(drawn, data, seed) for seed in range(seeds)}
     line: Line = {
         "model": number,
         "heads": {name: [task.kind, *task.metric] for name, task in drawn.tasks.items()},
         "encoder": f"{drawn.encoder} {drawn.width}",
         "missing": drawn.lacking,
         "planted": sorted(map(list, drawn.planted)),
-        "findings": [[finding.kind, list(finding.heads)] for finding in report.findings],
-        "suggestion": repr(report.suggestion),
-        "values": _values(drawn, data, range(seeds), updates),
+        "findings": [[finding.kind, list(finding.heads)] for finding in reports[0].findings],
+        "suggestion": repr(reports[0].suggestion),
+        "values": _values(drawn, data, reports, updates),
     }
     worse = [variant for variant in (WHOLE, ALWAYS) if any(change < -LIMIT for _, _, change in compared([line], variant))]
     if worse:
-        line["again"] = _values(drawn, data, range(seeds, seeds + AGAIN), updates, {PLAIN, *worse})
+        reports = {seed: _diagnosed(drawn, data, seed) for seed in range(seeds, seeds + AGAIN)}
+        line["again"] = _values(drawn, data, reports, updates, {PLAIN, *worse})
     return line
 
 
-def _diagnosed(drawn: population.Model, data: Any) -> Diagnosis:
+def _diagnosed(drawn: population.Model, data: Any, seed: int) -> Diagnosis:
+    keras.utils.set_random_seed(seed)
     trainer = drawn.build()
     trainer.compile(keras.optimizers.Adam(drawn.learning_rate))
     return trainer.diagnose(*data["train"], batch_size=BATCH)
 
 
 def _values(
-    drawn: population.Model, data: Any, seeds: Iterable[int], updates: int, only: Container[str] | None = None
+    drawn: population.Model, data: Any, reports: Mapping[int, Diagnosis], updates: int, only: Container[str] | None = None
 ) -> dict[str, dict[str, list[float | None]]]:
-    """By variant and head, the metric on the held-out data for each seed, whose diagnosis makes the suggestion."""
+    """By variant and head, the metric on the held-out data for each seed, whose report makes the suggestion."""
     values: dict[str, dict[str, list[float | None]]] = {}
-    for seed in seeds:
-        keras.utils.set_random_seed(seed)
-        report = _diagnosed(drawn, data)
+    for seed, report in reports.items():
         variants = {PLAIN: {}, **report.parts, WHOLE: report.suggestion, ALWAYS: {"balancer": "NormFloor"}}
         trained: dict[str, dict[str, float]] = {}
         for name, options in variants.items():

@@ -218,7 +218,9 @@ class Model:
 
 
 def _metric(name: str) -> object:
-    return {"auc": keras.metrics.AUC(name="auc"), "quantile": quantile}.get(name, name)
+    if name == "auc":
+        return keras.metrics.AUC(name="auc")
+    return quantile if name == "quantile" else name
 
 
 def _encoder(kind: str, width: int) -> keras.layers.Layer:

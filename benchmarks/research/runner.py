@@ -143,13 +143,11 @@ def options_of(name: str, heads: Sequence[str]) -> dict[str, Any]:
 
 def variants_of(found: DataSet, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The variants of a data set by their names, as `multihead.compare` takes them."""
+    builds = {ADATASK: lambda: by_head(found.make(found.width)), **found.builds}
     variants = {}
     for name in names:
-        if name in found.builds:
-            variants[name] = {"build": found.builds[name]}
-            continue
-        if name == ADATASK:
-            variants[name] = {"build": lambda: by_head(found.make(found.width))}
+        if name in builds:
+            variants[name] = {"build": builds[name]}
             continue
         variants[name] = options_of(rule_of(name), list(found.metrics))
         if RATES in name:

@@ -56,16 +56,14 @@ def picture(lines: Sequence[Line]) -> Any:
         heads = list(line["directions"])
         others = [place for place in range(len(heads)) if place != 1]
         of_others = heads[0] if len(others) == 1 else f"mean of {len(others)} others"
+        changes = {variant: tables.changes(line, variant) for variant in (*WEIGHTS.values(), *BALANCERS)}
         for axis, name, places in zip(row, (second_head(line), of_others), ([1], others)):
-            by_variant = {
-                variant: tables.changes(line, variant)[places].mean(axis=0) for variant in (*WEIGHTS.values(), *BALANCERS)
-            }
-            curve = np.array([by_variant[variant] for variant in WEIGHTS.values()])
+            curve = np.array([changes[variant][places].mean(axis=0) for variant in WEIGHTS.values()])
             mean, spread = curve.mean(axis=1), curve.std(axis=1, ddof=1) if curve.shape[1] > 1 else 0.0
             axis.fill_between([*WEIGHTS], mean - spread, mean + spread, color=GREY, alpha=0.25, lw=0)
             axis.plot([*WEIGHTS], mean, "o-", color=GREY, ms=3)
             for number, variant in enumerate(BALANCERS):
-                values = by_variant[variant]
+                values = changes[variant][places].mean(axis=0)
                 axis.axhspan(values.min(), values.max(), color=colour(number), alpha=0.15, lw=0)
                 axis.axhline(values.mean(), color=colour(number), lw=2)
                 if axis is axes[0][1]:

@@ -145,6 +145,7 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
+    first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels = diagnosis.heads[k], diagnosis.labels[k]
         advice = (
@@ -159,12 +160,11 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                 " The other heads then learn faster, and one with few or noisy labels overfits sooner: compare each head "
                 "with the plain sum on held-out data."
             )
-            is_first = k == min(suggested.keys() & set(raw)) and len(diagnosis.heads) > 1
             advice = (
                 "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
                 f"`target_scaling={suggested[k]!r}` for {head!r}, as `add_head` can. Predictions and metrics stay in their "
                 f"units.{' ' + labels.why if labels.why else ''}{others if _leads(diagnosis, k) else ''}"
-                f"{faster if is_first else ''}"
+                f"{faster if k == first and len(diagnosis.heads) > 1 else ''}"
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"
