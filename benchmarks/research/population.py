@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.research.runner import DataSet, halves
 from multihead import Head, MultiHeadTrainer
 
 SEED, TRAINED, HELD_OUT, STEPS, INPUTS = 58, 768, 512, 8, 12
@@ -246,3 +249,17 @@ def model(number: int) -> Model:
             planted |= {("few labels", name) for name in tasks}
     encoder, width = str(rng.choice(ENCODERS)), int(rng.choice([8, 32]))
     return Model(number, tasks, encoder, width, lacking, float(10 ** rng.uniform(-2.5, -1.8)), planted)
+
+
+def in_like_units(number: int = 5) -> dict[str, Callable[..., DataSet]]:
+    """The first models with several heads whose targets need no scaling, as data sets."""
+    several = (each for each in map(model, range(200)) if len(each.tasks) > 1)
+    chosen = [each for each in several if all(kind != "units" for kind, _ in each.planted)][:number]
+    return {f"model {each.number}": functools.partial(_data_set, each) for each in chosen}
+
+
+def _data_set(drawn: Model, folder: Path, every: int = 1) -> DataSet:
+    data = drawn.data()
+    metrics = {name: (f"{name}_{task.metric[0]}", task.metric[1]) for name, task in drawn.tasks.items()}
+    parts = {"train": data["train"], **halves(data["test"])}
+    return DataSet(lambda width: drawn.build(), drawn.width, parts, metrics, 600, 64, {"Adam": (drawn.learning_rate,)})

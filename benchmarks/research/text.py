@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from benchmarks.research.lag import THIS, FromThisUpdate
 from benchmarks.research.record import ALONE, EQUAL_COST, PLAIN, Line
 from benchmarks.research.runner import DataSet, Part, halves
 from examples._rows import read_table
@@ -30,19 +31,22 @@ def study(folder: Path, every: int = 1) -> DataSet:
     return DataSet(found.trainer, 64, data, METRICS, 400, BATCH, rates, clip=1.0)
 
 
-JOINT = {"plain sum": PLAIN, "by hand": "price 0.3", "balanced": "NormFloor 1"}
+LATE = Way("norms of this update", ("reply", "price"), lambda: FromThisUpdate(1.0))
+JOINT = {"plain sum": PLAIN, "by hand": "price 0.3", "balanced": "NormFloor 1", LATE.name: f"NormFloor 1{THIS}"}
 """The variants of the joint models by what the example calls them."""
 
 
 def replies(name: str, options: Namespace) -> Line:
-    """Runs the first command of `examples.seq2seq_price` with several seeds, and a price weight of 0.3 beside it.
+    """Runs the first command of `examples.seq2seq_price` with several seeds, and two more models beside it.
+
+    One has a price weight of 0.3; the other is balanced by the norms of the same update.
 
     Args:
         name: The name of the data set.
         options: The flags of the command.
     """
     quick = ["--orders", "120", "--epochs", "1", "--units", "4"] if options.quick else []
-    chosen = (*WAYS, Way("by hand", ("reply", "price")))
+    chosen = (*WAYS, Way("by hand", ("reply", "price")), LATE)
     values: dict[str, dict[str, list[float]]] = {
         variant: {} for variant in (ALONE, *(f"{each}{EQUAL_COST}" for each in JOINT.values()))
     }

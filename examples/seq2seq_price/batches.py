@@ -21,9 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from examples.seq2seq_price.copying import Names, Rows, placed
-from examples.seq2seq_price.model import END_ID, PADDING_ID, UNKNOWN_ID
+from examples.seq2seq_price.model import CAPITALIZED_ID, END_ID, NUMBER_ID, PADDING_ID, UNKNOWN_ID
 
 SPECIAL = ("<start>", "<end>")
+"""Tokens of targets that no text has. In sources, which have no use for them, their ids are those of unknown words with
+capitals, which are often names, and of unknown numbers."""
 JOINER = "￭"
 Standardize = Callable[[tf.Tensor], tf.Tensor]
 Inputs = Any
@@ -148,11 +150,17 @@ def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
     return tf.concat([ids, tf.RaggedTensor.from_row_lengths(ends, tf.cast(has_target, tf.int64))], axis=1)
 
 
+def unknown_ids(words: tf.Tensor) -> tf.Tensor:
+    """The ids of unknown words in sources, int64 in the shape of the words, by the letters and digits in them."""
+    ids = tf.where(tf.strings.regex_full_match(words, r".*\pN.*"), tf.constant(NUMBER_ID, tf.int64), UNKNOWN_ID)
+    return tf.where(tf.strings.regex_full_match(words, r"\p{Lu}.*"), tf.constant(CAPITALIZED_ID, tf.int64), ids)
+
+
 class Vectorizers:
     """Turn texts and targets into ids by their vocabularies, and ids of targets into texts.
 
     With `copy_ids`, a word that the vocabulary of the targets lacks has the id of its place in the source; there are so many
-    of these ids, after those of the vocabulary. Otherwise all unknown words have one id, as those of sources do.
+    of these ids, after those of the vocabulary. Otherwise all unknown words have one id; those of sources have three.
     """
 
     def __init__(self, sources: Sequence[str], targets: Sequence[str], copy_ids: int | None = None) -> None:
@@ -164,10 +172,17 @@ class Vectorizers:
     def __call__(self, texts: Any, targets: Any) -> Rows:
         """Ragged ids of rows."""
         words, written = tf.strings.split(separate(texts)), tf.strings.split(standardize_target(targets))
-        target = append_end(self._own(written, self.target(targets)))
-        return Rows(
-            self.source(texts), self._own(words, words.with_flat_values(self.target(words.flat_values).flat_values)), target
+        source = self.source(texts)
+        source = source.with_flat_values(
+            tf.where(tf.equal(source.flat_values, UNKNOWN_ID), unknown_ids(words.flat_values), source.flat_values)
         )
+        target = append_end(self._own(written, self.target(targets)))
+        return Rows(source, self._own(words, words.with_flat_values(self.target(words.flat_values).flat_values)), target)
+
+    @property
+    def unknown(self) -> np.ndarray:
+        """The ids that the words of targets, by their own ids, have in sources if they are unknown there."""
+        return unknown_ids(self._tokens).numpy()
 
     def inputs(self, texts: tf.Tensor) -> Inputs:
         """The encoder's inputs for texts `[batch]`."""
@@ -210,7 +225,7 @@ def training_batches(
     are copied, the rows have other names in every epoch.
     """
     ids = vectorizers(examples.texts, examples.targets)
-    names = Names(ids, vectorizers.size) if vectorizers.copy_ids else None
+    names = Names(ids, vectorizers.size, vectorizers.unknown) if vectorizers.copy_ids else None
     ids, of_rows = (ids, np.zeros([len(examples.texts), 0], np.int32)) if names is None else names.marked
     lengths = np.maximum(ids.source.row_lengths(), ids.target.row_lengths())
     ends = 1 + np.unique(np.quantile(lengths, np.arange(1, 8) / 8).astype(int))

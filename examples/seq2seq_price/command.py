@@ -22,7 +22,7 @@ ORDERS: dict[str, Any] = {
     "learning_rate": 0.01, "weight_decay": 0.0,
 }  # fmt: skip
 FILES: dict[str, Any] = {
-    "epochs": 30, "units": 128, "embedding": 64, "attention": "auto", "dropout": 0.3, "batch_size": 128,
+    "epochs": 30, "units": 128, "embedding": 64, "attention": "auto", "dropout": 0.4, "batch_size": 128,
     "learning_rate": 0.004, "weight_decay": 0.05,
 }  # fmt: skip
 TRANSFORMER: dict[str, Any] = {"attention": "multi-head", "layers": 2, "learning_rate": 0.002}

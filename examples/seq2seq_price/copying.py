@@ -52,6 +52,7 @@ class Names:
     Args:
         rows: The training rows, ragged.
         size: The number of ids of targets; words without an id are larger numbers.
+        unknown: The ids that the words of targets have in sources if they are unknown there, `[size]`.
 
     Attributes:
         names: The names, as ids of targets.
@@ -59,7 +60,7 @@ class Names:
             `names`, `[rows, MOST]`.
     """
 
-    def __init__(self, rows: Rows, size: int) -> None:
+    def __init__(self, rows: Rows, size: int, unknown: np.ndarray) -> None:
         lists = [list(row) for row in zip(*(part.to_list() for part in rows))]
         copies: defaultdict[Span, Counter[Span]] = defaultdict(Counter)
         for _, words, target in lists:
@@ -90,11 +91,11 @@ class Names:
         in_names = Counter(word for name in self.names for word in set(name))
         # The name as it is and, in the second half, as an unknown one: without the words that only it has.
         hidden = [[word if in_names[word] > 1 else size + 2**41 + word for word in name] for name in self.names]
-        unknown = [
-            [read if in_names[word] > 1 else UNKNOWN_ID for read, word in zip(sources[name], name)] for name in self.names
+        as_unknown = [
+            [read if in_names[word] > 1 else unknown[word] for read, word in zip(sources[name], name)] for name in self.names
         ]
         as_target = _ragged([*self.names, *hidden])
-        as_source = _ragged([*(sources[name] for name in self.names), *unknown])
+        as_source = _ragged([*(sources[name] for name in self.names), *as_unknown])
         self._as = Rows(as_source, as_target, as_target)
 
     def filled(self, rows: Rows, names: tf.Tensor, seed: tf.Tensor) -> Rows:

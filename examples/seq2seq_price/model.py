@@ -15,6 +15,7 @@ from multihead import Head, MultiHeadTrainer, balancing, clipping, losses
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder, TransformerDecoder, TransformerEncoder
 
 PADDING_ID, UNKNOWN_ID, START_ID, END_ID = range(4)
+CAPITALIZED_ID, NUMBER_ID = START_ID, END_ID  # of unknown words in sources, which do not start or end
 NO_LABEL = -1  # of an order without a price, from which the price head does not learn
 
 
@@ -87,11 +88,11 @@ def compile_trainer(
 
 
 class Way(NamedTuple):
-    """A way to train the heads, with the floor of `NormFloor`; two models of a `share` of 2/3 cost as much as one of 1."""
+    """A way to train the heads, with what makes the balancer; two models of a `share` of 2/3 cost as much as one of 1."""
 
     name: str
     heads: tuple[str, ...]
-    floor: float | None = None
+    balancer: Callable[[], balancing.Balancer] | None = None
     share: float = 1.0
 
     def epochs(self, of_joint: int) -> int:
@@ -103,7 +104,7 @@ WAYS = (
     Way("reply alone", ("reply",), share=2 / 3),
     Way("price alone", ("price",), share=2 / 3),
     Way("plain sum", ("reply", "price")),
-    Way("balanced", ("reply", "price"), floor=1.0),
+    Way("balanced", ("reply", "price"), lambda: balancing.NormFloor(1.0)),
 )
 
 
@@ -136,7 +137,7 @@ def ways(
         keras.utils.set_random_seed(seed)
         trainer, number = build(way), way.epochs(epochs)
         own = batches.map(lambda ids, targets, heads=way.heads: (ids, {head: targets[head] for head in heads}))
-        balancer = way.floor and balancing.NormFloor(way.floor)
+        balancer = way.balancer and way.balancer()
         compile_trainer(trainer, number * int(own.cardinality()), balancer=balancer, **options)
         begun = time.perf_counter()
         trainer.fit(own, epochs=number, callbacks=callbacks(way), verbose=0)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.research import census, digits, molecules, tables, weights
+from benchmarks.research import census, digits, lag, molecules, tables, weights
 from benchmarks.research.__main__ import main
 from benchmarks.research.moments import by_head
 from benchmarks.research.record import comparison, read
@@ -123,6 +123,17 @@ def test_census(tmp_path, monkeypatch, capsys):
     }
     assert all(0 <= value <= 1 for by_head in line["values"].values() for values in by_head.values() for value in values)
     assert "| income | never_married | " in capsys.readouterr().out
+
+
+def test_norms_of_this_update_beside_those_of_the_updates_before(tmp_path):
+    variants = "NormFloor", "NormFloor, this update"
+    (line,) = run("lag", tmp_path, "--sets", "model 24", "--variants", *variants)
+    assert list(line["values"]) == ["alone", *variants]
+    assert lag.table([line]).count("model 24") == len(line["directions"]) == 2
+    rows = np.random.default_rng(0).normal(size=(3, 5)) * [[1], [10], [100]]
+    norms = np.linalg.norm(rows, axis=1)
+    expected = (rows / norms[:, None]).sum(axis=0) * np.linalg.norm(norms) / np.sqrt(3)
+    np.testing.assert_allclose(lag.FromThisUpdate(1.0, beta=0.0)(rows), expected, rtol=1e-6)
 
 
 def test_moments_by_head_are_those_of_adam_in_numpy():

@@ -16,6 +16,7 @@ import tensorflow as tf
 from examples.seq2seq_price import command, report
 from examples.seq2seq_price.batches import Examples, Vectorizers, statistics_of, training_batches, vocabularies
 from examples.seq2seq_price.copying import Names, Rows
+from examples.seq2seq_price.model import CAPITALIZED_ID, NUMBER_ID, UNKNOWN_ID
 from examples.seq2seq_price.slots import have_slots, slot_f1, slots_of
 
 pytestmark = pytest.mark.programs
@@ -57,13 +58,25 @@ def batch_of(read, texts, targets):
     return inputs["tokens"].numpy(), inputs["copy_ids"].numpy(), ids.numpy()
 
 
+def test_unknown_words_of_sources_have_ids_by_their_letters(read):
+    source, copy_ids, _ = batch_of(read, ["quax Quax ÉTÉ 7th été £9.50, in the city"], [""])
+    quax, name, summer, seventh, lower, sign, nine, *known = source[0]
+    assert quax == lower == UNKNOWN_ID and name == summer == CAPITALIZED_ID and seventh == nine == NUMBER_ID
+    assert sign == UNKNOWN_ID and min(known[-3:]) > NUMBER_ID
+    assert len(set(copy_ids[0])) == len(copy_ids[0])
+    assert read.unknown[read.target.get_vocabulary().index("pub")] == UNKNOWN_ID
+
+
 def test_unknown_words_come_back_by_their_places(read):
     texts = ["In the city, Quax is a nice pub.", "Zubo Zubo? A cafe!", ""]
     targets = ["name[Quax], kind[pub]", "name[Zubo Zubo], kind[cafe]", "name[Nowhere], kind[inn]"]
     source, copy_ids, target = batch_of(read, texts, targets)
     # Place 5 of the first source (after "In", "the", "city", ","), place 1 of the second, and the unknown id.
-    assert source[0, 4] == 1 and copy_ids[0, 4] == target[0, 2] == read.size + 4
-    assert source[1, :2].tolist() == [1, 1] and target[1, 2:4].tolist() == copy_ids[1, :2].tolist() == [read.size] * 2
+    assert source[0, 4] == CAPITALIZED_ID and copy_ids[0, 4] == target[0, 2] == read.size + 4
+    assert (
+        source[1, :2].tolist() == [CAPITALIZED_ID] * 2
+        and target[1, 2:4].tolist() == copy_ids[1, :2].tolist() == [read.size] * 2
+    )
     assert target[2, 2] == 1
     back = read.texts(tf.constant(target), tf.constant(texts)).numpy()
     assert [text.decode() for text in back] == [*targets[:2], "name[[UNK]], kind[inn]"]
@@ -75,7 +88,7 @@ def test_words_after_many_places_are_not_copied(read):
 
 
 def test_names_are_found(read):
-    found = Names(read(TRAIN.texts, TRAIN.targets), read.size).names
+    found = Names(read(TRAIN.texts, TRAIN.targets), read.size, read.unknown).names
     vocabulary = read.target.get_vocabulary()
     assert {" ".join(vocabulary[word] for word in name) for name in found} == set(NAMES)
 
@@ -83,7 +96,7 @@ def test_names_are_found(read):
 def test_without_many_copies_nothing_is_replaced(read):
     few, _ = rows(200, 1, NAMES[:5])
     ids = read(few.texts, few.targets)
-    names = Names(ids, read.size)
+    names = Names(ids, read.size, read.unknown)
     assert names.names == []
     dense, of_rows = Rows(*(part.to_tensor() for part in ids)), names.marked[1]
     for before, after in zip(dense, names.filled(dense, tf.constant(of_rows), tf.constant([3, 4], tf.int64))):
@@ -108,7 +121,9 @@ def test_names_are_replaced_in_both_and_nothing_else(read):
             for source, copies, target in zip(inputs["tokens"].numpy(), inputs["copy_ids"].numpy(), batch["reply"].numpy()):
                 text, meaning = words(sources, source), " ".join(words(targets, target))
                 name, kind = re.fullmatch(r"name ￭\[￭ (.*) ￭\], kind ￭\[￭ (.*) ￭\] <end>", meaning).groups()
-                as_read = " ".join("[UNK]" if word.startswith("<") else word.lower() for word in name.split())
+                as_read = " ".join(
+                    sources[CAPITALIZED_ID] if word.startswith("<") else word.lower() for word in name.split()
+                )
                 assert f" {as_read} " in f" {' '.join(text)} " and kind in text
                 unknown += "<" in name
                 assert "<" in name or name in NAMES
