@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -166,12 +167,14 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium of Playwright, where there is one."""
+    """The Chromium of Playwright or of the system, where there is one."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
     with playwright.sync_playwright() as started:
-        if not Path(started.chromium.executable_path).exists():
+        own = Path(started.chromium.executable_path)
+        path = str(own) if own.exists() else shutil.which("chromium")
+        if path is None:
             pytest.skip("needs `playwright install chromium`")
-        browser = started.chromium.launch()
+        browser = started.chromium.launch(executable_path=path)
         yield browser
         browser.close()
 
@@ -201,3 +204,45 @@ def test_search_finds_and_a_phone_scrolls_wide_tables_alone(address: str, browse
     page.wait_for_selector(".md-search-result__link")
     links = page.eval_on_selector_all(".md-search-result__link", "links => links.map(link => link.href)")
     assert any("/reference/balancing/UPGrad/" in link for link in links)
+
+
+BROKEN = """[...document.querySelectorAll('td code, th code')].flatMap(code => {
+  const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT), broken = [];
+  while (walker.nextNode()) {
+    for (const word of walker.currentNode.data.matchAll(/\\w{1,16}/g)) {
+      const range = document.createRange();
+      range.setStart(walker.currentNode, word.index);
+      range.setEnd(walker.currentNode, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(part => Math.round(part.top))).size > 1) { broken.push(word[0]); }
+    }
+  }
+  return broken;
+})"""
+OUTSIDE = """[...document.querySelectorAll('.doc-section-item td')].filter(
+  cell => cell.getBoundingClientRect().right > innerWidth).map(cell => cell.innerText)"""
+EXTRA = """[...document.querySelectorAll('.md-content h1, .md-content h2, .md-content h3')].filter(heading => {
+  const range = document.createRange();
+  range.selectNodeContents(heading);
+  heading.querySelectorAll('.headerlink').forEach(link => range.setEndBefore(link));
+  return heading.getBoundingClientRect().height > range.getBoundingClientRect().height + 15;
+}).map(heading => heading.innerText)"""
+
+
+@pytest.mark.parametrize("name", ["watching", "migration/addons", "labels", "benchmarks", "reference/multihead"])
+def test_a_phone_shows_whole_names_arguments_and_no_empty_lines(address: str, browser: Any, name: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(f"{address}{name}/", wait_until="load")
+    assert page.evaluate("document.querySelectorAll('td code').length") > 3
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert (page.evaluate(BROKEN), page.evaluate(OUTSIDE), page.evaluate(EXTRA)) == ([], [], [])
+    page.close()
+
+
+def test_code_in_texts_is_copied_as_it_is_written(site: Path, address: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(f"{address}watching/", wait_until="load")
+    shown = page.evaluate("[...document.querySelectorAll('.md-content :not(pre) > code')].map(code => code.textContent)")
+    source = (site / "watching" / "index.html").read_text(encoding="utf-8")
+    written = re.findall(r"(?<!<pre>)<code>((?:(?!</code>).)*)</code>", source.partition("<article")[2])
+    assert shown == [html.unescape(text) for text in written if "<" not in text] and len(shown) > 50
+    page.close()
