@@ -68,7 +68,7 @@ def build_modules(
         if head.name in predictions and head.name in specs.targets:
             is_new, targets, shown = head.metrics is None, specs.targets[head.name], predictions[head.name]
             head.build(targets, shown.spec)
-            if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
+            if head.is_trained and head.loss.known is None:  # Keras's own functions read no variables
                 read = read_by_loss(encoder, heads, head, targets, shown.spec, eagerly=eagerly)
                 predictions[head.name] = shown._replace(read_by_loss=read)
             if is_new:

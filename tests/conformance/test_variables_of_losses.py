@@ -97,6 +97,16 @@ def test_one_that_nobody_trains_is_refused(reading, eagerly):
         trainer.fit(X, Y, verbose=0)
 
 
+@pytest.mark.skipif(keras.__version__ >= "3", reason="Keras 3 knows its own names only")
+def test_one_that_keras_knows_by_a_name_of_the_user_is_refused():
+    encoder, *heads = modules()
+    loss = by_closure(tf.Variable(0.0, name="log_variance"))
+    with keras.saving.custom_object_scope({"of_the_user": loss}):
+        trainer = trainer_of(encoder, heads, "of_the_user")
+        with pytest.raises(ValueError, match="(?s)The loss of head 'a' must read no.*, which reads 'log_variance"):
+            trainer.fit(X, Y, verbose=0)
+
+
 def frozen():
     layer = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2), keras.layers.Dense(3)])
     layer.trainable = False
