@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,27 +51,3 @@ def styled(draw: Function) -> Function:
             return draw(*given, **options)
 
     return in_style  # type: ignore[return-value]
-
-
-def label_ends(axis: Any, x: float, ends: Sequence[tuple[float, str, str]], *, gap: float = 0.055) -> None:
-    """Names lines at their right ends; names that would overlap move apart.
-
-    Args:
-        axis: The axis; its scale and limits are set already.
-        x: Where the lines end.
-        ends: Value, name and color of each line.
-        gap: The smallest distance of two names, as a fraction of the axis's height.
-    """
-    axis.get_ylim()  # matplotlib computes limits when they are asked for
-    to_axis = axis.transAxes.inverted()
-    places = sorted((to_axis.transform(axis.transData.transform((x, value)))[1], name, color) for value, name, color in ends)
-    heights = [height for height, _, _ in places]
-    for k in range(1, len(heights)):
-        heights[k] = max(heights[k], heights[k - 1] + gap)
-    top = 1.0
-    for k in reversed(range(len(heights))):
-        heights[k] = min(heights[k], top)
-        top = heights[k] - gap
-    for height, (_, name, color) in zip(heights, places):
-        place = {"xycoords": ("data", "axes fraction"), "xytext": (5, 0), "textcoords": "offset points"}
-        axis.annotate(name, (x, height), **place, color=color, va="center", annotation_clip=False)
