@@ -27,9 +27,9 @@ STYLE: dict[str, Any] = {
     "xtick.color": GREY,
     "ytick.color": GREY,
 }
-"""Matplotlib's parameters. Figures are 9 inches wide, so that their texts are readable at the width of a page."""
+"""Matplotlib's parameters. Figures are so narrow that their texts are readable on a phone."""
 
-WIDTH = 9.0
+WIDTH = 6.4
 
 
 def new_figure(rows: int, columns: int, height: float, *, width: float = WIDTH, **options: Any) -> tuple[Any, Any]:

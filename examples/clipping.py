@@ -126,7 +126,7 @@ COLORS = {"unclipped": _style.GREY, **dict(zip(KINDS, (_style.RED, _style.ORANGE
 @_style.styled
 def draw(traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list[float]]) -> Any:
     """Draws norms and accuracy of the training runs, and cosines by clipped norm."""
-    figure, axes = _style.new_figure(1, 3, 4.0, width=12.0)
+    figure, axes = _style.new_figure(3, 1, 8.5)
     for name, trace in traces.items():
         axes[0].plot(trace.norms, color=COLORS[name], lw=1, alpha=0.8)
         axes[1].plot(np.arange(1, len(trace.accuracy) + 1) * 10, trace.accuracy, color=COLORS[name], label=name)
@@ -135,13 +135,13 @@ def draw(traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list
         axes[0].axvline(broken, color=COLORS["unclipped"], ls=":")
         axes[0].text(broken, 1e10, f"  unclipped: not finite\n  from update {broken} on", color=_style.GREY)
     axes[0].set(yscale="log", ylim=(0.1, 1e12), title="Without clipping, the norm explodes")
-    axes[0].set(xlabel="update", ylabel="gradient norm before clipping")
+    axes[0].set(xlabel="update", ylabel="norm before clipping")
     axes[1].set(ylim=(0, 1.03), xlabel="update", ylabel="accuracy, held out", title="With clipping, training goes on")
     for name, cosines in left.items():
         axes[2].plot(limits, cosines, color=COLORS[name])
     axes[2].set(xscale="log", ylim=(0, 1.05), title="Global norm keeps the direction")
     axes[2].set(xlabel="norm after clipping", ylabel="cosine with the gradient")
-    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=len(traces), frameon=False)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

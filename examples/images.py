@@ -131,7 +131,7 @@ def compare(
 @_style.styled
 def draw(found: Mapping[str, Mapping[str, float]]) -> Any:
     """Draws the scores, a row for each way."""
-    figure, axes = _style.new_figure(1, 3, 3.4, sharey=True)
+    figure, axes = _style.new_figure(1, 3, 3.0, sharey=True)
     for axis, (head, title) in zip(axes, SCORES.items()):
         for row, scored in enumerate(found.values()):
             value, color = max(0.0, scored[head]), _style.BLUE if row == 1 else _style.GREY

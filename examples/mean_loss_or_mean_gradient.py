@@ -155,7 +155,7 @@ def play(reduction: str, batches: Sequence[Batch], updates: int, rate: float, ge
 @_style.styled
 def draw(found: dict[str, dict[str, float]], played: dict[str, Array]) -> Any:
     """Draws the distances of all ways in all cases, and the correct answers of the policies."""
-    figure, axes = _style.new_figure(1, 2, 3.6, width=10.0)
+    figure, axes = _style.new_figure(2, 1, 6.5)
     for marker, color, (case, ways) in zip("osD", (_style.BLUE, _style.ORANGE, _style.GREEN), found.items()):
         axes[0].plot([max(value, 1e-9) for value in ways.values()], list(ways), marker, color=color, label=case)
     axes[0].axvspan(1e-9, 1e-6, color=_style.GREEN, alpha=0.12, lw=0)

@@ -172,7 +172,7 @@ def draw(runs: dict[int, Run]) -> Any:
     axis.set(xlabel="episode", ylabel="time steps that the pole stands", ylim=(0, 515))
     axis.set_title(
         f"The pole stands: {sum(run.solved for run in runs.values())} of {len(runs)} seeds solve CartPole\n"
-        f"(dots: episodes; lines: mean of the last {WINDOW}; one update from 16 episodes)"
+        f"dots: episodes; lines: mean of the last {WINDOW}"
     )
     axis.legend(frameon=False)
     return figure

@@ -144,7 +144,7 @@ def draw(paths: dict[str, np.ndarray], columns: int, size: float) -> Any:
     sizes = {"height": (size + 0.25) * lines + 0.4, "width": size * columns}
     figure, axes = _style.new_figure(lines, columns, **sizes, sharex=True, sharey=True, squeeze=False)
     if columns > 1:
-        figure.suptitle("Green paths end on the Pareto front, which is yellow; red ones get stuck or are on their way")
+        figure.suptitle("Green paths end on the yellow Pareto front, red ones do not", fontsize=11)
     side = np.linspace(-10.5, 10.5, 211)
     height = losses(np.stack(np.meshgrid(side, side), axis=-1)).numpy().mean(axis=-1)
     for axis in axes.flat[len(paths) :]:
@@ -161,7 +161,7 @@ def draw(paths: dict[str, np.ndarray], columns: int, size: float) -> Any:
             axis.plot(*path[-1], "o", color=color, mec="black", mew=0.7, ms=6, zorder=5)
         axis.set(xlim=(-10.5, 10.5), ylim=(-10.5, 10.5), aspect="equal", xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-        axis.set_title(f"{name}  {sum(reached)}/{len(points)}", fontsize=11)
+        axis.set_title(f"{name} {sum(reached)}/{len(points)}", fontsize=10 if columns > 1 else 11)
     return figure
 
 
@@ -182,7 +182,7 @@ def run(session: Session) -> None:
     title = f"After {steps} updates: paths that end within {TOLERANCE:g} of the front, largest distance from it, mean loss"
     columns = ["balancer", "on the front", "largest distance", "mean loss"]
     session.table(title, columns, sorted(rows, key=lambda row: -int(row[1][0])))
-    session.save(draw(paths, 5, 1.8))
+    session.save(draw(paths, 4, 1.6))
     for name, points in paths.items():
         session.save(draw({name: points}, 1, 3.6), f"landscape/{name}")
 

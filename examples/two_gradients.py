@@ -28,7 +28,7 @@ def updates() -> dict[str, np.ndarray]:
 @_style.styled
 def draw(path: Path) -> None:
     """Draws gradients and updates and saves the figure."""
-    figure, axes = _style.new_figure(1, 2, 3.0, sharey=True)
+    figure, axes = _style.new_figure(1, 2, 2.5, sharey=True)
     for axis, (name, update) in zip(axes, updates().items()):
         inner = GRADIENTS @ update
         # The directions in which neither loss increases: a cone between the normals of the two gradients.
@@ -44,7 +44,7 @@ def draw(path: Path) -> None:
             axis.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 2.5, "shrinkB": 0})
             axis.text(x, y + 0.25, label, color=color, ha="center", fontsize=11)
         effect = "head 1's loss rises" if inner[0] < -1e-4 else "neither loss rises"
-        axis.set_title(f"{name[0].upper()}{name[1:]}: {effect}", loc="center")
+        axis.set_title(f"{name[0].upper()}{name[1:]}:\n{effect}", loc="center")
         axis.set(xlim=(-5.5, 7.5), ylim=(-0.4, 6.8), aspect="equal", xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     figure.savefig(path)

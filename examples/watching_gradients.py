@@ -59,14 +59,14 @@ def train(activation: str, seed: int, size: int, epochs: int) -> tuple[np.ndarra
 @_style.styled
 def draw(norms: dict[str, np.ndarray]) -> Any:
     """Draws the norms of each head's gradient by layer, before and after training."""
-    figure, axes = _style.new_figure(1, 2, 4.0, sharey=True)
+    figure, axes = _style.new_figure(1, 2, 3.6, sharey=True)
     for axis, (activation, measured) in zip(axes, norms.items()):
         for when, style, of_heads in zip(("before", "after"), (":", "-"), measured):
             for head, color, values in zip(("kind", "size"), (_style.RED, _style.BLUE), of_heads):
                 axis.plot(range(1, LAYERS + 1), values, style, color=color, marker="o", ms=4, label=f"{head}, {when}")
         axis.set(yscale="log", xlabel="encoder layer", title=TITLES[activation])
     axes[0].set_ylabel("gradient norm")
-    axes[1].legend(fontsize=8, ncols=2, frameon=False)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 

@@ -2,7 +2,8 @@
 
 The probability of the tags `y_1, ..., y_n` of a sentence is
 
-    p(y) = exp(start[y_1] + sum_t logits[t, y_t] + sum_t transitions[y_t, y_{t+1}] + end[y_n]) / Z
+    p(y) = exp(start[y_1] + sum_t logits[t, y_t]
+               + sum_t transitions[y_t, y_{t+1}] + end[y_n]) / Z
 
 where `Z` is the sum over all sequences of tags (Lafferty, McCallum and Pereira, "Conditional Random Fields", ICML 2001).
 All functions take

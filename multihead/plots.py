@@ -101,7 +101,7 @@ def _draw(run: object, names: Sequence[str], draw: Callable[[Axis, Run, str], No
     rows = [(one_run, name) for one_run in runs for name in names if any(key.endswith(f"_{name}") for key in one_run.values)]
     if not rows:
         raise ValueError(f"`run` must have {what}. Received: a run without. {remedy}")
-    figure, axes = drawing.new_figure("`plots`", len(rows), 1, (8, 4.5 * len(rows)))
+    figure, axes = drawing.new_figure("`plots`", len(rows), 1, (6.2, 4.0 * len(rows)))
     for axis, (one_run, name) in zip(axes[:, 0], rows):
         draw(axis, one_run, name)
         message, detail = _TITLES[name]

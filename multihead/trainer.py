@@ -196,7 +196,7 @@ class MultiHeadTrainer(KerasTrainer):
         Example:
             >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
             >>> price = keras.layers.Dense(1)
-            >>> trainer.add_head("price", price, "mse", metrics=["mae"], target_scaling="standardize")
+            >>> trainer.add_head("price", price, "mse", target_scaling="standardize")
             >>> list(trainer.heads)
             ['price']
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -214,8 +215,8 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
     heights = [len(rows) + 2 for rows in panels.values()]
     every_row = [of_row for rows in panels.values() for of_row in rows.values()]
     variants = list(dict.fromkeys(variant for of_row in every_row for variant in of_row))
-    # One below the other, so that a phone shows them as large as a screen does.
-    picture, axes = new_figure("differences", len(panels), 1, (6.5, 0.3 * sum(heights) + 0.5 * len(panels)))
+    # One below the other, and narrow, so that letters are large enough on a phone.
+    picture, axes = new_figure("differences", len(panels), 1, (5.0, 0.3 * sum(heights) + 0.5 * len(panels) + 0.3))
     axes[0][0].get_gridspec().set_height_ratios(heights)
     for (axis,), (name, rows) in zip(axes, panels.items()):
         for place, of_row in enumerate(reversed(rows.values())):
@@ -226,8 +227,9 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
                 axis.plot([each.mean], [height], "o", color=colour(number), ms=4)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")
         axis.set_ylim(-0.6, len(rows) - 0.4)
-        axis.set_yticks(range(len(rows)), [row[:30] for row in reversed(rows)], fontsize=9)
-        axis.set_xlabel(label, color=GREY)
+        names = [textwrap.wrap(row.replace("_", " "), 30, max_lines=2, placeholder=" ...") for row in reversed(rows)]
+        axis.set_yticks(range(len(rows)), ["\n".join(lines) for lines in names], linespacing=0.9)
+        axis.set_xlabel(f"{label}; logarithmic beyond 10" if logarithmic else label, color=GREY)
         if logarithmic:
             axis.set_xscale("symlog", linthresh=10)
             axis.set_xticks([-100, -10, 0, 10, 100], ["-100", "-10", "0", "10", "100"])
@@ -235,9 +237,9 @@ def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: st
             axis.locator_params(axis="x", nbins=5)
         open_axis(axis)
         title(axis, name, "right of 0: sharing pays")
-    for number, variant in enumerate(variants):
-        at = {"xytext": (8, -14 * number), "textcoords": "offset points", "va": "top", "fontsize": 9}
-        axes[0][0].annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
+    lines = [axes[0][0].plot([], [], "o-", color=colour(number), ms=4)[0] for number, _ in enumerate(variants)]
+    names_above = {"loc": "outside upper center", "ncols": 2 if max(map(len, variants)) > 12 else len(variants)}
+    picture.legend(lines, variants, frameon=False, fontsize=9, **names_above)
     return picture
 
 
@@ -252,19 +254,21 @@ def bars(line: Line, shown: Mapping[str, str], titles: Sequence[str]) -> Any:
     from multihead._display.drawing import GREY, colour, new_figure
 
     found: Any = comparison(line, list(shown))
-    picture, axes = new_figure("bars", 1, len(titles), (4.6 * len(titles), 0.8 + 0.45 * len(shown)))
+    picture, axes = new_figure("bars", 1, len(titles), (5.6, 0.9 + 0.32 * len(shown)))
     for axis, head, name in zip(axes[0], found.heads, titles):
         for place, variant in enumerate(shown):
             values = 100 * found.values(variant, head)
             highest = variant == list(shown)[-1]
             axis.barh(place, values.mean(), color=colour(0) if highest else GREY, alpha=1.0 if highest else 0.45, height=0.7)
             axis.plot([values.min(), values.max()], [place, place], color="black", lw=1.2)
-            axis.annotate(f"{values.mean():.0f} %", (values.max(), place), (6, 0), textcoords="offset points", va="center")
-        axis.set_yticks(range(len(shown)), shown.values() if axis is axes[0][0] else [""] * len(shown))
-        axis.set(xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5), xticks=[])
-        axis.set_title(name, loc="left", fontsize=12, fontweight="bold")
+            axis.annotate(f"{values.mean():.0f} %", (values.max(), place), (4, 0), textcoords="offset points", va="center")
+        names = [textwrap.fill(each, 18) for each in shown.values()] if axis is axes[0][0] else [""] * len(shown)
+        axis.set_yticks(range(len(shown)), names)
+        axis.set(xlim=(0, 125), ylim=(len(shown) - 0.5, -0.5), xticks=[])
+        axis.set_title(name, loc="left", fontsize=11, fontweight="bold")
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.tick_params(length=0)
+    picture.supxlabel(f"all trained for the same time; black: the range of {seeds(line)}", fontsize=9, color=GREY)
     return picture
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from multihead._display.drawing import DASHES, GREY, colour, new_figure, open_ax
 from multihead._ground.types import Axis, Config, Figure
 
 _MARKERS = {"alone": "*", "fixed": "o", "rule": "D"}
+_EDGE = 1.03
+"""Where the names stand, in widths of the axis."""
 
 
 class Point(NamedTuple):
@@ -34,7 +37,7 @@ def draw_front(
 ) -> Figure:
     """Two heads have an axis each, more are side by side; `names` and `directions` are the metrics and their best ends."""
     detail, is_scatter = f"{split} data, {seeds} seed{'' if seeds == 1 else 's'}", len(names) == 2
-    figure, axes = new_figure("`plots.front`", 1, 1, (8, 6) if is_scatter else (max(6.0, 2.5 + 1.1 * len(names)), 5))
+    figure, axes = new_figure("`plots.front`", 1, 1, (6, 5.4) if is_scatter else (max(6.0, 2.5 + 1.1 * len(names)), 5))
     axis = axes[0, 0]
     rules = list(dict.fromkeys(point.base or point.name for point in points if point.role == "rule"))
     colours = {point.name: colour(rules.index(point.base or point.name)) for point in points if point.role == "rule"}
@@ -42,7 +45,8 @@ def draw_front(
     if is_scatter:
         points = [point for point in points if np.isfinite(point.means).all()]
         _scatter(axis, points, colours)
-        title(axis, "What each head gains and pays", f"{detail}; hollow: at equal cost; bars: standard deviation")
+        hollow = "; hollow: at equal cost" if any(point.base for point in points) else ""
+        title(axis, "What each head gains and pays", f"{detail}{hollow}; bars: standard deviation")
         for side, head in zip((axis.xaxis, axis.yaxis), names):
             way = "lower" if directions[head] == "min" else "higher"
             side.set_label_text(f"{names[head]} ({way} is better, and further out)", color=GREY)
@@ -50,7 +54,8 @@ def draw_front(
         _label_points(figure, axis, {point.name: point.means for point in points}, colours)
     else:
         _parallel(figure, axis, points, list(names.values()), colours)
-        title(axis, "What each head gains and pays", f"change against each head alone; {detail}; dashed: at equal cost")
+        dashed = "; dashed: at equal cost" if any(point.base for point in points) else ""
+        title(axis, "What each head gains and pays", f"change against each head alone; {detail}{dashed}")
     return figure
 
 
@@ -72,22 +77,35 @@ def _scatter(axis: Axis, points: Sequence[Point], colours: Mapping[str, str]) ->
         size, face = 14 if point.role == "alone" else 7, "white" if point.base else point_colour
         axis.plot([x], [y], _MARKERS[point.role], color=point_colour, mfc=face, ms=size, zorder=3)
     axis.margins(0.1)
+    axis.locator_params(axis="x", nbins=5)
     open_axis(axis)
 
 
 def _label_points(figure: Figure, axis: Axis, ends: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
-    """Names at the right edge, apart from one another, in the order of their points' heights, with lines to the points."""
+    """Names at the right edge, apart from one another, with lines to the points that do not cross."""
     figure.draw_without_rendering()
-    heights = (axis.transData + axis.transAxes.inverted()).transform(list(ends.values()))[:, 1]
-    order, apart = np.argsort(heights), 1.3 * 9 * figure.dpi / 72 / axis.get_window_extent().height
-    shifts = np.maximum.accumulate(heights[order] - apart * np.arange(len(order)))
-    shifts = np.clip(shifts, 0, 1 - apart * (len(order) - 1))
-    for rank, name in enumerate(np.array(list(ends))[order]):
+    places = (axis.transData + axis.transAxes.inverted()).transform(list(ends.values()))
+    order, apart = np.argsort(places[:, 1]), 1.3 * 9 * figure.dpi / 72 / axis.get_window_extent().height
+    shifts = np.maximum.accumulate(places[order, 1] - apart * np.arange(len(order)))
+    heights = np.empty(len(order))
+    heights[order] = np.clip(shifts, 0, 1 - apart * (len(order) - 1)) + apart * np.arange(len(order))
+    pairs = list(itertools.combinations(range(len(order)), 2))
+    while crossing := [pair for pair in pairs if _cross(places[list(pair)], heights[list(pair)])]:
+        one, other = crossing[0]
+        heights[[one, other]] = heights[[other, one]]  # both lines together become shorter, so this ends
+    for name, height in zip(ends, heights):
         axis.annotate(
-            name, (ends[name][0], ends[name][1]), xytext=(1.03, shifts[rank] + apart * rank), textcoords="axes fraction",
+            name, (ends[name][0], ends[name][1]), xytext=(_EDGE, height), textcoords="axes fraction",
             va="center", fontsize=9, color=colours[name], annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colours[name], "lw": 0.4, "relpos": (0, 0.5), "shrinkB": 4},
         )  # fmt: skip
+
+
+def _cross(starts: np.ndarray, heights: np.ndarray) -> bool:
+    """Whether two lines cross, which lead from two points to heights at the edge."""
+    left = starts[:, 0].max()
+    at_left = [b + (h - b) * (left - a) / (_EDGE - a) for (a, b), h in zip(starts, heights)]
+    return bool((at_left[0] - at_left[1]) * (heights[0] - heights[1]) < -1e-12)
 
 
 def _parallel(figure: Figure, axis: Axis, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:

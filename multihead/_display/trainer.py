@@ -129,13 +129,13 @@ def _named_modules(trainer: Trainer) -> list[tuple[str, Layer]]:
 def draw_model(trainer: Trainer) -> Figure:
     """See `multihead.plots.model`."""
     (_, kind, size, *_), *heads = modules_of(trainer)
-    figure, axes = new_figure("`plots.model`", 1, 1, (10, 1.5 + 0.9 * len(heads)))
+    figure, axes = new_figure("`plots.model`", 1, 1, (6.2, 1.5 + 1.05 * len(heads)))
     axis, middle = axes[0, 0], (len(heads) - 1) / 2
     box = {"boxstyle": "round,pad=0.6", "fc": "white", "lw": 2}
     centred = {"ha": "center", "va": "center", "fontsize": 9}
     for k, (name, module, number, loss, weight, reads) in enumerate(heads):
-        loss_text = f"{loss}, weight {weight}" if loss else weight
-        text = f"{name}\n{module}, {number} parameters, reads {reads}\n{loss_text}"
+        loss_text = f"{loss}\nweight {weight}" if loss else weight
+        text = f"{name}\n{module}, {number} parameters\n{loss_text}, reads {reads}"
         arrow = {"arrowstyle": "<|-", "color": colour(k), "lw": 1.5}
         axis.annotate(text, (1, middle), (2, k), bbox={**box, "ec": colour(k)}, arrowprops=arrow, **centred)
     axis.plot([0, 1], [middle, middle], "-o", color="black", markevery=[1])
@@ -143,7 +143,7 @@ def draw_model(trainer: Trainer) -> Figure:
     text = f"heads' gradients:\n{balancing_of(trainer)}"
     axis.annotate(text, (at, middle), (at, middle + len(heads) / 2), arrowprops=dotted, **centred)
     axis.text(0, middle, f"encoder\n{kind}, {size} parameters", bbox=box, **centred)
-    axis.set(xlim=(-0.5, 2.8), ylim=(len(heads), -0.5))
+    axis.set(xlim=(-0.6, 2.7), ylim=(len(heads), -0.5))
     axis.set_axis_off()
     stages = dict(update_of(trainer))
     detail = f"one update is of {stages['examples']}, by {stages['optimizer']}" if stages else ""

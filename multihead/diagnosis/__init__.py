@@ -91,7 +91,8 @@ class Diagnosis:
         >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
         >>> trainer.compile("adam")
         >>> x = np.arange(24, dtype="float32").reshape(8, 3) / 24
-        >>> diagnosis = trainer.diagnose(x, {"price": 1000 + 100 * x[:, :1], "size": x[:, 1:2]})
+        >>> y = {"price": 1000 + 100 * x[:, :1], "size": x[:, 1:2]}
+        >>> diagnosis = trainer.diagnose(x, y)
         >>> [(finding.kind, finding.heads) for finding in diagnosis.findings][0]
         ('units', ('price',))
         >>> diagnosis.parts["target_scaling"]

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from matplotlib.figure import Figure
 
 from examples import __main__ as listing
 from examples import (
@@ -25,6 +26,7 @@ from examples import (
 )
 from multihead import balancing, plots
 from multihead.clipping import ByGlobalNorm
+from tests.helpers.letters import small_letters
 from tests.helpers.sources import ROOT
 from tests.helpers.tiny import tensor_variable, values
 
@@ -50,8 +52,21 @@ SHORTER = {
 """Less of what a program repeats."""
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """The texts of saved figures that are too small for a phone."""
+    found, save = [], Figure.savefig
+
+    def looked_at(figure, *given, **options):
+        found.extend(small_letters(figure))
+        return save(figure, *given, **options)
+
+    monkeypatch.setattr(Figure, "savefig", looked_at)
+    return found
+
+
 @pytest.mark.parametrize("name", [*list(SAID)[:-1], pytest.param("images", marks=pytest.mark.thorough)])
-def test_a_program_says_and_draws_what_its_page_says(name, tmp_path, capsys, monkeypatch, request):
+def test_a_program_says_and_draws_what_its_page_says(name, tmp_path, capsys, monkeypatch, request, small):
     if name in ("images", "watching_gradients"):
         request.getfixturevalue("eager_updates")
     program = importlib.import_module(f"examples.{name}")
@@ -61,14 +76,14 @@ def test_a_program_says_and_draws_what_its_page_says(name, tmp_path, capsys, mon
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert [each for each in SAID[name] if each not in printed] == []
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") and small == []
 
 
 @pytest.mark.usefixtures("eager_updates")
-def test_every_figure_of_a_run_is_drawn_from_its_ledger(tmp_path):
+def test_every_figure_of_a_run_is_drawn_from_its_ledger(tmp_path, small):
     assert watching_a_run.main(["--quick", "--output", str(tmp_path)]) == 0
     names = ["losses", "norms", "shares", "weights", "cosines", "model"]
-    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names) and small == []
     run = plots.read(tmp_path / "run.jsonl")
     assert run.heads == ("topics", "hours", "urgent") and len(run.steps) == 8 and len(run.validation_steps) == 2
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.research import pages
 from benchmarks.research.__main__ import recorded_tables
 from benchmarks.research.record import EQUAL_COST, RESULTS, comparison, read
+from tests.helpers.letters import small_letters
 from tests.helpers.sources import ROOT
 
 
@@ -28,3 +29,12 @@ def test_the_numbers_of_the_readme_are_those_of_the_lines() -> None:
         for variant in ("plain sum", "NormFloor 1")
     )
     assert f"{100 * balanced:.0f} % exact replies instead of {100 * plain:.0f} %" in page
+
+
+@pytest.mark.programs
+def test_the_pictures_of_the_results_have_letters_for_a_phone_and_whole_names() -> None:
+    made = {name: picture for name, picture in pages.pictures().items() if picture is not None}
+    assert len(made) >= 7 and {name: small for name, each in made.items() if (small := small_letters(each))} == {}
+    shown = [label.get_text() for axis in made["molecules.png"].axes for label in axis.get_yticklabels()]
+    whole = [name for name in shown if name and not name.endswith("...")]
+    assert "congenital familial and\ngenetic disorders" in whole and len(whole) >= len(set(filter(None, shown))) - 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from multihead import plots
+from tests.helpers.letters import small_letters
 
 HEADS = ("price", "size", "kind")
 
@@ -56,7 +57,11 @@ def texts_of(figure):
     found = [
         text for each in (*(axis.texts for axis in figure.axes), *(each.get_texts() for each in legends)) for text in each
     ]
-    ticks = [text for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())]
+    ticks = []
+    for axis in figure.axes:
+        sides = ((axis.get_xlim(), axis.get_xticklabels()), (axis.get_ylim(), axis.get_yticklabels()))
+        for place, (limits, labels) in enumerate(sides):
+            ticks += [text for text in labels if min(limits) <= text.get_position()[place] <= max(limits)]
     return [*found, *(text for text in ticks if text.get_text() and text.get_window_extent().overlaps(figure.bbox))]
 
 
@@ -89,6 +94,7 @@ def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name
     boxes = [text.get_window_extent() for text in texts]
     assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
     assert figure.bbox.y0 <= min(box.y0 for box in boxes) and max(box.x1 for box in boxes) <= figure.bbox.x1
+    assert small_letters(figure) == []
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 from multihead import comparison
 from multihead._display.front import Point, draw_front
 from multihead.comparison import Comparison
+from tests.helpers.letters import small_letters
 from tests.helpers.recorded import ALONE, SEEDS, TWICE, VARIANTS, lines, on_validation, run, settings
 
 
@@ -245,7 +247,49 @@ def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(
     assert (star.get_xdata()[0], star.get_ydata()[0]) == pytest.approx((np.mean(ALONE["kind"]), np.mean(ALONE["size"])))
     hollow = [line for line in axis.lines if line.get_marker() == "D" and line.get_markerfacecolor() == "white"]
     assert len(hollow) == 1 and axis.get_legend() is None
-    assert overlapping(metric) == ([], [])
+    assert overlapping(metric) == ([], []) and small_letters(metric) == []
+
+
+def segments_of(metric):
+    """The lines from points to names, in pixels."""
+    texts, axis = texts_of(metric)
+    named = [text for text in texts if text.get_text().startswith("way")]
+    starts = axis.transData.transform([text.xy for text in named])
+    ends = axis.transAxes.transform([text.get_position() for text in named])
+    return [tuple(map(tuple, pair)) for pair in zip(starts, ends)]
+
+
+def side(a, b, c):
+    """Whether `c` is to the left of the line from `a` to `b`, to its right, or on it."""
+    product = (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+    return np.sign(product) * (abs(product) > 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_to_the_names_of_a_front_do_not_cross(seed):
+    rng = np.random.default_rng(seed)
+    places = rng.uniform(size=(12, 2)) * [1.0, 0.15 if seed % 2 else 1.0]
+    points = [Point(f"way {k}", "rule", None, list(place), [0.01] * 2, [0.0] * 2) for k, place in enumerate(places)]
+    figure = draw_front(points, {"a": "loss", "b": "score"}, {"a": "min", "b": "max"}, 3, "test")
+    segments = segments_of(figure)
+    crossing = [
+        (i, j)
+        for (i, (a, b)), (j, (c, d)) in itertools.combinations(enumerate(segments), 2)
+        if side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0
+    ]
+    assert len(segments) == 12 and crossing == [] and overlapping(figure) == ([], [])
+
+
+@pytest.mark.parametrize("heads", ["ab", "abc"])
+def test_a_front_explains_only_the_marks_that_it_has(heads):
+    def detail(base):
+        points = [Point("rule", "rule", None, [1.0] * 3, [0.1] * 3, [0.1] * 3)]
+        points.append(Point("rule, equal cost", "rule", base, [2.0] * 3, [0.1] * 3, [0.2] * 3))
+        points = [point._replace(**{k: getattr(point, k)[: len(heads)] for k in Point._fields[3:]}) for point in points]
+        figure = draw_front(points, dict.fromkeys(heads, "loss"), dict.fromkeys(heads, "min"), 3, "test")
+        return " ".join(text.get_text() for text in texts_of(figure)[0])
+
+    assert "at equal cost" in detail("rule") and "at equal cost" not in detail(None)
 
 
 def test_front_of_three_heads_names_all_variants_apart():
