@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import tensorflow as tf
 
 from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._data.data import Data
 from multihead._ground import replicas
-from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable
+from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable, variable_name
 from multihead._ground.layers import unlock
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
@@ -101,6 +102,9 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     network = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
     methods = _built_methods(network, options, shapes, trainer.balancer)
     before = None if earlier is None else earlier.spec.running
+    if earlier is not None:  # what is trained is decided once, as are the slots; `check_trained` says what changed since
+        trained = earlier.spec.network
+        network = replace(network, variables=trained.variables, own=trained.own, shared=trained.shared)
     if before is None:
         _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
         built = build_optimizer(trainer.optimizer, network.variables.all)
@@ -115,6 +119,28 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
     return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
+
+
+def check_trained(trainer: Trainer, state: TrainerState) -> None:
+    """Raises a `ValueError` if layers were frozen since the trainer was built, or no longer are: it would have no effect."""
+    network, heads, shapes = state.require_built().spec.network, state.setup.heads, state.shapes
+    weighting = state.require_options("fit").weighting
+    now = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
+    before, after = ({id(tensor_variable(var)): var for var in part.variables.all} for part in (network, now))
+    frozen, new = (
+        [variable_name(var) for key, var in one.items() if key not in other]
+        for one, other in ((before, after), (after, before))
+    )
+    if frozen or new:
+        parts = [(frozen, "no longer trainable, but would be trained"), (new, "trainable now, but would not be trained")]
+        received = "; ".join(
+            f"{quoted(names[:3])}{' and others' if len(names) > 3 else ''}, {what}" for names, what in parts if names
+        )
+        raise ValueError(
+            "`trainable` of layers must be set before `compile`, which decides what is trained. Received: variables that "
+            f"have changed since: {received}. Call `compile` again; to freeze while training, take learning rates of 0, "
+            "or `Stages`."
+        )
 
 
 def _built_methods(network: Network, options: CompileOptions, shapes: Shapes, balancer: Balancer | None) -> Methods:

@@ -23,7 +23,7 @@ from multihead._ground.keras import (
 )
 from multihead._ground.types import Callback, Callbacks, ClassWeight, Config, Dataset, Logs, Nested, Tensor
 from multihead._runs.run import SavedRun
-from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly
+from multihead._trainer.building import build, check_trained, metrics_of_epoch, runs_eagerly
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.state import Checked, TrainerState
@@ -50,6 +50,7 @@ def prepared_fit(trainer: KerasTrainer, state: TrainerState, call: FitCall, run:
     data, validation = read_call(call, state.setup.all_names)
     absent = None if data.specs is None else state.setup.without_targets(data.specs)
     build(trainer, state, data.specs, data)
+    check_trained(trainer, state)
     training = _with_checked_labels(state, data, in_xla=trainer.jit_compile, shuffle=call.shuffle)
     held_out = None
     if validation is not None:

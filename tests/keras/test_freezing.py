@@ -176,3 +176,34 @@ def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing, frozen, b
     assert trainer.num_updates == int(trainer.update_count) == int(tiny.values([trainer.optimizer.iterations])[0]) == 1
     changed = [old.shape for old, new in zip(before, tiny.values(trainer.variables)) if (old != new).any()]
     assert set(changed) <= {()}  # counts and statistics
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("part", ["encoder", "head"])
+@pytest.mark.parametrize("is_frozen_first", [True, False])
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_trainable_is_set_before_compile(part, is_frozen_first, rebuilt):
+    """A change afterwards would have no effect, as in Keras; here `fit` says so, whatever was evaluated in between."""
+    layer, head = keras.layers.Dense(3), keras.layers.Dense(1)
+    trainer = MultiHeadTrainer(layer)
+    trainer.add_head("a", head, "mse")
+    changed = layer if part == "encoder" else head
+    changed.trainable = not is_frozen_first
+    trainer.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    x = np.ones((8, 2, 3), "float32")
+    trainer.fit(x, {"a": x[..., :1]}, verbose=0)
+    changed.trainable = is_frozen_first
+    if rebuilt:
+        trainer.evaluate(x[:, :1], {"a": x[:, :1, :1]}, verbose=0)
+    before = tiny.values(trainer.variables)
+    kept = "would not be trained" if is_frozen_first else "but would be trained"
+    with pytest.raises(
+        ValueError, match=rf"`trainable` of layers must be set before `compile`.*kernel.*{kept}.*compile. again"
+    ):
+        trainer.fit(x, {"a": x[..., :1]}, verbose=0)
+    for old, new in zip(before, tiny.values(trainer.variables)):
+        np.testing.assert_array_equal(old, new)
+    kernel = np.array(changed.get_weights()[0])
+    trainer.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    trainer.fit(x, {"a": x[..., :1] + 1}, verbose=0)
+    assert np.array_equal(kernel, changed.get_weights()[0]) is not is_frozen_first
