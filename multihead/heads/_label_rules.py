@@ -77,6 +77,13 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
                 "missing. Give the targets a dtype that can, or leave `ignore_label` out."
             )
     shape, over = with_columns(predictions.shape), spec.loss.over
+    if shape[-1] == 1 and spec.loss.known is not None and spec.loss.known.columns > 1:
+        raise ValueError(
+            f"The module of head {spec.name!r} must predict several columns for the loss {spec.loss.name!r}, which is the "
+            f"same for whatever is predicted in a single one. Received: predictions of shape {predictions.shape}. For "
+            "classes, give the module a unit for each; for two, a single unit with a sigmoid and 'binary_crossentropy' "
+            "serves, too; for numbers, choose 'mse' or 'mae'."
+        )
     actual, expected = aligned_shape(targets.shape, shape, over), shape[:-1] if over == CLASSES else shape
     if over is not None and not (actual.rank == expected.rank and actual.is_compatible_with(expected)):
         rule = f"the shape of the predictions, {predictions.shape}"

@@ -64,6 +64,7 @@ class HeadMetric:
         self.over: str | None = None
         self.column: int | None = None  # the only column that it reads
         self._is_paired = False  # whether targets need the shape of the predictions although `over` is None
+        self._fewest_columns = 1  # of predictions, with which it is no constant
         self.by_column = False  # whether it distinguishes columns although it counts elements
         self.rank = 1  # the number of axes that are merged into one axis of rows
         # Counts the rows, since there may be none although there are labels; None if the count is not needed.
@@ -95,8 +96,8 @@ class HeadMetric:
             function = FUNCTIONS.get(_snake_case(kind.__name__)) if self._wrapped is None else known(self._wrapped, options)
             # A correlation is not finite for the rows of zeros in place of missing labels, whatever their weight.
             self._is_paired = "correlation" in getattr(self._wrapped, "__name__", _snake_case(kind.__name__))
-            if function is not None and not self._is_paired:
-                self.over = function.over
+            if function is not None:
+                self.over, self._fewest_columns = None if self._is_paired else function.over, function.columns
             self.column = getattr(metric, "class_id", None)
 
     @property
@@ -127,10 +128,10 @@ class HeadMetric:
                 f"{expected} for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. "
                 "Choose a metric for such targets; those for class numbers are called sparse."
             )
-        if self.over == CLASSES and shape[-1] == 1:
+        if shape[-1] == 1 and (self.over == CLASSES or self._fewest_columns > 1):
             raise ValueError(
-                f"`metrics` of head {head!r} must fit its predictions, but {self.metric.name!r} needs one column for each "
-                f"class. Received: predictions of shape {predictions.shape}. Choose a binary metric, such as 'accuracy'."
+                f"`metrics` of head {head!r} must fit its predictions, but {self.metric.name!r} compares several columns. "
+                f"Received: predictions of shape {predictions.shape}. Choose 'accuracy', or for numbers 'mae'."
             )
         if self.over is not None:
             self.rank = shape.rank - (self.over != ELEMENTS or self.by_column or self.column is not None)

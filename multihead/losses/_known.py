@@ -42,6 +42,7 @@ class Known(NamedTuple):
     # What it depends on, up to a factor: `DIFFERENCES` or `RATIOS` of labels and predictions. A loss of differences makes
     # sense for targets that are shifted and divided, a loss of ratios for those that are only divided, others for neither.
     depends_on: str | None = None
+    columns: int = 1  # the fewest columns of predictions with which it is no constant
 
 
 _BY_PROPERTIES = {
@@ -57,12 +58,12 @@ _BY_PROPERTIES = {
     Known(ELEMENTS, depends_on=RATIOS): "mean_absolute_percentage_error",
     Known(ELEMENTS, positive=True): "mean_squared_logarithmic_error",
     Known(ELEMENTS, positive=True, depends_on=RATIOS): "poisson",
-    Known(ROWS, 0): (
-        "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
-        "top_k_categorical_accuracy"
+    Known(ROWS, 0): "categorical_hinge kl_divergence",
+    Known(ROWS, 0, columns=2): (
+        "categorical_crossentropy categorical_focal_crossentropy categorical_accuracy top_k_categorical_accuracy"
     ),
-    Known(ROWS): "cosine_similarity pearson_correlation concordance_correlation",
-    Known(CLASSES, 0): (
+    Known(ROWS, columns=2): "cosine_similarity pearson_correlation concordance_correlation",
+    Known(CLASSES, 0, columns=2): (
         "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
         "sparse_top_k_categorical_accuracy"
     ),

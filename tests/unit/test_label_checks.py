@@ -103,6 +103,25 @@ SHAPES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:In loss categorical_:SyntaxWarning")
+@pytest.mark.parametrize("last", [(), (1,)])
+@pytest.mark.parametrize("loss", [SPARSE, ONE_HOT, "categorical_focal_crossentropy", "cosine_similarity"])
+def test_a_loss_that_is_constant_for_a_single_column(loss, last):
+    """Keras's value does not depend on the predictions, so that the head would learn nothing."""
+    function, truth = keras.losses.get(loss), np.zeros(3, "int64") if loss == SPARSE else np.ones((3, 1), "float32")
+    values = [
+        np.array(function(truth, np.array(column, "float32")[:, None])) for column in ([0.2, 0.5, 0.9], [0.8, 0.1, 0.3])
+    ]
+    np.testing.assert_allclose(*values, atol=1e-6)
+    with pytest.raises(ValueError, match=rf"must predict several columns for the loss '{loss}'.*binary_crossentropy"):
+        read((None, *last[1:], 1), np.zeros((3, *last)), loss=loss)
+
+
+@pytest.mark.parametrize("loss", ["kl_divergence", "categorical_hinge", "binary_crossentropy"])
+def test_a_loss_that_a_single_column_changes(loss):
+    read((None, 1), np.ones((3, 1)), loss=loss)
+
+
 @pytest.mark.parametrize("case", SHAPES)
 def test_shapes_that_would_broadcast_by_accident(case):
     loss, predictions, targets, weights, rule = SHAPES[case]

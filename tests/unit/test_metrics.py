@@ -106,10 +106,24 @@ def test_metrics_are_made_when_targets_are_first_seen():
     assert {"a_mae", "b_mae"} <= trainer.evaluate(x, {"a": np.zeros(4), "b": np.ones(4)}, verbose=0, return_dict=True).keys()
 
 
-def test_a_metric_of_classes_needs_a_column_for_each():
-    head = new_head("a", tf.identity, "binary_crossentropy", metrics=[metrics.SparseCategoricalAccuracy(name="wrong")])
-    with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its predictions, but 'wrong' needs one column"):
-        head.build(tf.TensorSpec([None]), tf.TensorSpec([None, 1]))
+OF_COLUMNS = [
+    metrics.SparseCategoricalAccuracy,
+    metrics.SparseTopKCategoricalAccuracy,
+    metrics.CategoricalAccuracy,
+    metrics.TopKCategoricalAccuracy,
+    metrics.CategoricalCrossentropy,
+    metrics.CosineSimilarity,
+]
+
+
+@pytest.mark.parametrize("kind", OF_COLUMNS)
+def test_a_metric_that_is_constant_for_a_single_column(kind):
+    """Keras's `"categorical_accuracy"`, for one, is 1 whatever such a head predicts."""
+    head = new_head("a", tf.identity, "binary_crossentropy", metrics=[kind(name="wrong")])
+    with pytest.raises(
+        ValueError, match=r"`metrics` of head 'a' must fit its predictions, but 'wrong' compares several col"
+    ):
+        head.build(tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1]))
 
 
 @pytest.mark.parametrize(
