@@ -17,6 +17,7 @@ PICTURES = ROOT / "docs" / "results"
 PAGES = tuple(ROOT / "benchmarks" / "research" / name for name in ("README.md", "results.md", "pace.md"))
 SHORT = ROOT / "docs" / "results.md"
 REQUESTS = ROOT / "docs" / "tutorials" / "intents.md"
+TEXTS = ROOT / "docs" / "howto" / "text.md"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 MAIN = (PLAIN, RULE, EQUAL, "EqualNorms, parameters", f"{RULE}{RATES}")
 DRAWN = (
@@ -69,22 +70,20 @@ def details(lines: Sequence[Line], beside: Callable[[str, str], str] | None = No
 
 
 def files(lines: Sequence[Line]) -> str:
-    """A row for each variant: its metrics over the seeds, and the seconds of training."""
-    return "\n".join(
-        tables.markdown(
-            ["trained", "exact replies", "slot F1", "price accuracy", "updates", "seconds"],
-            [
-                [
-                    "each head alone" if variant == ALONE else variant,
-                    *(tables.spread(np.asarray(values), 3) for values in by_head.values()),
-                    str(line["updates"][variant]),
-                    f"{line['costs'][variant]['seconds']:.0f}",
-                ]
-                for variant, by_head in line["values"].items()
-            ],
-        )
+    """A row for each variant and Keras: its metrics over the seeds, and the seconds of training."""
+    titles = ["trained", "Keras", "exact replies", "slot F1", "price accuracy", "updates", "seconds"]
+    rows = [
+        [
+            "each head alone" if variant == ALONE else variant,
+            line["keras"].rpartition(" ")[2],
+            *(tables.spread(np.asarray(values), 4) for values in by_head.values()),
+            str(line["updates"][variant]),
+            f"{line['costs'][variant]['seconds']:.0f}",
+        ]
         for line in lines
-    )
+        for variant, by_head in line["values"].items()
+    ]
+    return tables.markdown(titles, rows)
 
 
 def requests(lines: Sequence[Line]) -> str:
@@ -155,7 +154,7 @@ def filled(page: str, command: str, table: str) -> str:
 def with_tables(made: Mapping[str, str]) -> dict[Path, str]:
     """The pages with the tables of the recorded lines."""
     found = {}
-    for path in (*PAGES, SHORT, REQUESTS):
+    for path in (*PAGES, SHORT, REQUESTS, TEXTS):
         page = path.read_text(encoding="utf-8")
         for name, table in made.items():
             page = filled(page, f"python -m benchmarks.research {name} --table", table)

@@ -127,7 +127,7 @@ def files(name: str, options: Namespace) -> Line:
             updates[variant] = runs[0]["updates"]
         costs[variant] = {"seconds": round(float(np.median(seconds)), 1)}
     return {
-        "set": name,
+        "set": f"{name}, Keras {keras.__version__[0]}",
         "optimizer": "AdamW",
         "seeds": list(range(options.seeds)),
         "directions": dict.fromkeys(MEASURED, "max"),

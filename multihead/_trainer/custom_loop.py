@@ -156,7 +156,8 @@ def measured(trainer: KerasTrainer, state: TrainerState, batches: Iterable[Neste
     try:
         fit_scalings_to(parts, spec, eagerly=eagerly)
         tf.config.run_functions_eagerly(eagerly)
-        return diagnose(spec, parts, trainer.update_count, loss_scale(trainer.optimizer))
+        are_all = len(parts) < limit  # a further batch of a generator would be lost
+        return diagnose(spec, parts, trainer.update_count, loss_scale(trainer.optimizer), are_all=are_all)
     finally:
         tf.config.run_functions_eagerly(functions_run_eagerly)
         before.restore()

@@ -16,6 +16,8 @@ from multihead.diagnosis._suggestion import FLOOR, comparable, heads_to_scale, i
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 _FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
+_FEW_OF_A_CLASS = 20
+"""So few labels of a class are learned by heart, and a metric on as few others is uncertain."""
 _HAS_LEARNED, _STILL_MOVING = 0.5, -0.1
 """Fractions of a constant's loss that a head has removed: above the first it has learned; below the second its outputs are
 still moving to the labels' mean."""
@@ -64,6 +66,14 @@ def _labels_and_loss(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding
                 f"{head!r} has labels for only {100 * diagnosis.labelled[k]:.2g}% of its elements, so its gradient is "
                 "noisy. Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with more of its "
                 "labels; a balancer cannot create labels."
+            )
+            yield Finding(sentence, "few labels", [head])
+        rarer, number = diagnosis.labels[k].rarer or (_FEW_OF_A_CLASS, 0)
+        if rarer < _FEW_OF_A_CLASS:
+            sentence = (
+                f"Only {rarer} of the {number:,} labels of {head!r} are of its rarer class. It learns them by heart, the "
+                "sooner the larger its share of the encoder's update, and a metric on as few held-out ones says little: "
+                "collect more, and compare it with the plain sum over several seeds."
             )
             yield Finding(sentence, "few labels", [head])
         loss, (low, high, smallest, largest) = spec.network.heads[k].loss, diagnosis.predicted[k]

@@ -22,7 +22,7 @@ from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._constant import constant_loss, label_rows
 from multihead.diagnosis._findings import all_findings
-from multihead.diagnosis._reached import judge
+from multihead.diagnosis._reached import judge, rarer_class
 from multihead.diagnosis._statistics import cosine_statistics, root_mean_squares, signal_of
 from multihead.diagnosis._suggestion import equal_weights, suggest
 from multihead.losses._known import with_columns
@@ -31,8 +31,13 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 """The fraction of the constant prediction's loss that a head must have removed to count as learning, and as done."""
 
 
-def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures at least one batch. Metrics and the modules' state change as in training: the caller must restore them."""
+def diagnose(
+    spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None, *, are_all: bool
+) -> Diagnosis:
+    """Measures at least one batch, which may be all there are.
+
+    Metrics and the modules' state change as in training: the caller must restore them.
+    """
     by_name: dict[str, list[int]] = {}  # for each layer of the encoder, the positions of its trainable variables
     for i, owner in enumerate(owner_names(spec.network.encoder, spec.network.variables.encoder)):
         by_name.setdefault(owner, []).append(i)
@@ -79,7 +84,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
     common = sum(np.asarray(values["rows"], float) @ np.asarray(values.pop("rows"), float).T for values in by_batch)
     raw = {name: np.array([values[name] for values in by_batch]) for name in by_batch[0]}
     gramian_of_sums = _by_layer(sums, layers, len(heads)).numpy().sum(axis=0)
-    diagnosis = _measurements(spec, names, raw, gramian_of_sums, list(zip(*labels)), operations)
+    diagnosis = _measurements(spec, names, raw, gramian_of_sums, list(zip(*labels)), operations, are_all)
     with np.errstate(all="ignore"):
         either = np.add.outer(np.diag(common), np.diag(common)) - common
         diagnosis = replace(diagnosis, overlaps=common / either)
@@ -138,6 +143,7 @@ def _measurements(
     gramian_of_sums: np.ndarray,
     labels: Sequence[Sequence[Labels | None]],
     operations: Mapping[str, str],
+    are_all: bool,
 ) -> Diagnosis:
     """The statistics of the batches' raw measurements, and of the inner products of gradients summed over all batches."""
     counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
@@ -150,7 +156,8 @@ def _measurements(
     for k, (head, output, head_labels) in enumerate(zip(spec.network.heads, spec.network.specs, labels)):
         rows = label_rows(head, output, head_labels)
         constants.append(constant_loss(head, output, rows, predicted[k]))
-        summaries.append(judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name)))
+        summary = judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name))
+        summaries.append(summary._replace(rarer=rarer_class(head, rows)) if are_all else summary)
     constant_losses = np.array(constants)
     with np.errstate(all="ignore"):
         losses = raw["losses"].sum(axis=0) / counts.sum(axis=0)

@@ -35,6 +35,7 @@ class HeadLabels(NamedTuple):
         ends: The smallest and the largest label.
         scaling: The target scaling that fits the labels, the loss and the module; None if none does.
         why: Why this scaling, or why none; a sentence for the findings.
+        rarer: Of two classes, how many labels the rarer one has, and how many there are; None for others.
     """
 
     mean: float = np.nan
@@ -45,6 +46,7 @@ class HeadLabels(NamedTuple):
     ends: tuple[float, float] = (np.nan, np.nan)
     scaling: str | scaling.Standardize | None = None
     why: str = ""
+    rarer: tuple[int, int] | None = None
 
 
 def judge(
@@ -81,6 +83,26 @@ def judge(
         target_scaling, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
         summary = summary._replace(scaling=target_scaling, why=why)
     return summary
+
+
+def rarer_class(head: NamedHead, rows: LabelRows | None) -> tuple[int, int] | None:
+    """Of two classes, how many labels the rarer one has, and how many there are; None for other labels."""
+    known = head.loss.known
+    if rows is None or known is None:
+        return None
+    if rows.counts is not None:
+        flat = [[part.numpy().ravel() for part in batch[:2]] for batch in rows.batches]
+        labels = np.concatenate([targets[weights > 0] for targets, weights in flat if len(targets) == len(weights)] or [[]])
+        is_binary = len(rows.counts) == 2
+    else:
+        labels = rows.present[:, -1]
+        labels = labels[~np.isnan(labels)]
+        width = rows.present.shape[1]
+        is_binary = width == 1 and (known.low, known.high) == (0, 1) or width == 2 and (known.over, known.low) == (ROWS, 0)
+    if not is_binary or not len(labels) or not np.isin(labels, (0, 1)).all():
+        return None
+    ones = int(np.sum(labels == 1))
+    return min(ones, len(labels) - ones), len(labels)
 
 
 def _measured(predicted: np.ndarray, zeros: float, columns: int | None) -> Reach | None:

@@ -139,6 +139,23 @@ def few_labels(seed):
     return trainer, data
 
 
+RARE = {
+    "sigmoid": (1, "sigmoid", "binary_crossentropy", lambda is_rare: is_rare.astype("float32")),
+    "logits": (1, None, keras.losses.BinaryCrossentropy(from_logits=True), lambda is_rare: 1.0 - is_rare),
+    "class numbers": (2, "softmax", "sparse_categorical_crossentropy", lambda is_rare: is_rare[..., 0].astype("int32")),
+    "one-hot": (2, "softmax", "categorical_crossentropy", lambda is_rare: np.concatenate([is_rare, ~is_rare], -1) * 1.0),
+}
+"""Two classes: the last layer, the loss, and the labels from whether an example is of the rarer one."""
+
+
+def rare_class(seed, form="sigmoid"):
+    """A head with two classes, one of which has three labels."""
+    x, (units, end, loss, make) = inputs(seed), RARE[form]
+    is_rare = np.arange(x[..., 0].size).reshape(BATCHES, ROWS, 1) % 60 == seed
+    trainer = trainer_of(encoder(), {"a": number(), "b": (keras.layers.Dense(units, end), loss, {})})
+    return trainer, batches(x, {"a": labels(x, seed), "b": make(is_rare)})
+
+
 class BatchSum(keras.losses.Loss):
     """Each example's loss times the size of the batch: a loss that was not divided by it."""
 

@@ -107,6 +107,7 @@ def test_raw_units_are_to_be_standardised_first(seed):
 FOUND = {
     "frozen": ("frozen encoder", (), "", set()),
     "few_labels": ("few labels", ("b",), "'b' has labels for only 6.2% of its elements", None),
+    "rare_class": ("few labels", ("b",), "Only 3 of the 128 labels of 'b' are of its rarer class", None),
     "unreached": ("unreached", ("b",), "", set()),
     "logits": ("no probabilities", ("b",), "`from_logits=True`", None),
     "dead": ("dead encoder", None, "", set()),
@@ -132,6 +133,16 @@ def test_the_planted_trouble_is_found(name, seed):
     assert suggested is None or set(report.suggestion) == suggested
     others = {each.kind for each in report.findings} - {kind}
     assert not others & {"conflict", "conflict in one layer"} and not (name in ALONE and others)
+
+
+@pytest.mark.parametrize("form", planted.RARE)
+def test_a_rare_class_is_found_in_all_the_data_only(form):
+    trainer, data = planted.rare_class(0, form)
+    has_missing = data[0][1]["b"].dtype.kind == "f"
+    if has_missing:
+        data[0][1]["b"][1] = np.nan
+    assert f"Only 3 of the {128 - has_missing} labels of 'b'" in found(trainer.diagnose(data), "few labels")
+    assert "few labels" not in {each.kind for each in trainer.diagnose(data, batches=len(data)).findings}
 
 
 @SEEDS
