@@ -139,7 +139,7 @@ def draw(found: Mapping[str, Mapping[str, float]]) -> Any:
             axis.plot(value, row, "o", color=color, ms=6)
             shown = f"{scored[head]:.2f}".replace("-", "−")
             axis.text(value, row - 0.2, shown, color=color, ha="center" if value > 0.1 else "left")
-        axis.set(title=title, xlim=(0, 1.08), ylim=(len(found) - 0.5, -0.7))
+        axis.set(title=title.replace(": ", ":\n"), xlim=(0, 1.08), ylim=(len(found) - 0.5, -0.7))
         axis.set_yticks(range(len(found)), list(found))
         axis.set_xticks([0, 0.5, 1])
         axis.grid(axis="x", alpha=0.3)

@@ -167,7 +167,7 @@ def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
         axis.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
     axes[0].invert_yaxis()
     axes[0].set(xlim=(0, 1.3 * max(memory)), title="Less memory", xlabel=f"{size.parts} mini-batches of {size.examples}")
-    axes[1].set(xscale="log", xlim=(1e-9, 1e3), title="The same weights", xlabel="relative distance")
+    axes[1].set(xscale="log", xlim=(1e-9, 1e3), title="Same weights", xlabel="relative distance")
     return figure
 
 
