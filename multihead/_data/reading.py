@@ -73,6 +73,11 @@ def _as_array(argument: str, value: Any) -> Nested:
             f"`{argument}` must be numbers of one dtype, or strings. Received: a {received} of objects of type "
             f"{quoted(types)}. Convert it, for example with `.astype('float32')`; NaN marks a missing label."
         )
+    if value.dtype.kind in "mMV":
+        raise TypeError(
+            f"`{argument}` must be numbers, or strings. Received: a {received} of dtype {value.dtype}. Convert it: of dates "
+            "and times, take the days or seconds since one of them, as numbers; of a structured array, its fields as a dict."
+        )
     is_floating = np.issubdtype(value.dtype, np.floating)  # then it gets Keras's dtype, in which Keras passes it on
     return value.astype(keras.backend.floatx(), copy=False) if is_floating else value
 

@@ -324,6 +324,11 @@ ERRORS = [
         {},
         r"`y\['b'\]` must be numbers of one dtype.*objects of type 'NoneType', 'float'",
     ),
+    *[
+        (lambda labels=labels: (X, {"a": Y, "b": labels}), {}, r"`y\['b'\]` must be numbers, or strings.*since one of them")
+        for labels in (np.zeros(10, "M8[s]"), np.zeros(10, "m8[D]"), np.zeros(10, [("u", "f4")]))
+    ],
+    (lambda: (np.zeros(10, "M8[s]"), BOTH), {}, r"`x` must be numbers, or strings. Received: a ndarray of dtype datetime64"),
     (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
     (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2"),
     (lambda: ({"x": object()}, BOTH), {}, r"`x\['x'\]` must be an array.*Received: a object"),
