@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import scaling
+from multihead._ground.keras import options_of
 from multihead._ground.reach import EVERYTHING, Reach, reach_of, reach_of_operation
 from multihead.diagnosis._constant import LabelRows, losses_of
 from multihead.heads._named import NamedHead
@@ -19,6 +20,10 @@ _ROUNDING = 1e-3
 _SPAN, _MANY_ZEROS, _LOWEST = 100.0, 0.2, 0.05
 """For logarithms: the factor that positive labels must span, the fraction of zeros beyond which none is taken, and the
 quantile of the positive labels that is added to all if some are 0."""
+_OWN_SCALE = (
+    "The loss weighs small errors against large ones by numbers of its own, in the labels' units; if you scale the labels, "
+    "divide these numbers, too."
+)
 _OUT_OF_REACH = 0.001
 """The fraction of the labels that a suggested scaling may leave out of reach."""
 
@@ -66,9 +71,12 @@ def judge(
         return HeadLabels(reach=reach)
     shape = with_columns(spec.shape)
     has_columns = aligned(rows.batches[0].targets, shape, head.loss.over).shape[-1] == shape[-1]
-    depends, known = depends_on(head.loss), head.loss.known
-    if depends == DIFFERENCES and is_own(head.loss) and not _is_of_differences(head, spec, rows):
-        depends = None
+    depends, known, own_scale = depends_on(head.loss), head.loss.known, ""
+    if depends == DIFFERENCES and is_own(head.loss):
+        if not _is_of_differences(head, spec, rows):
+            depends = None
+        elif not _is_the_same_scaled(head, spec, rows):
+            depends, own_scale = None, _OWN_SCALE
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
     summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))))
     if is_number:
@@ -81,8 +89,8 @@ def judge(
     if is_number and has_columns and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
         at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
         target_scaling, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
-        summary = summary._replace(scaling=target_scaling, why=why)
-    return summary
+        summary = summary._replace(scaling=target_scaling, why=f"{why} {_of_delta(head, target_scaling)}".strip())
+    return summary._replace(why=own_scale) if own_scale else summary
 
 
 def rarer_class(head: NamedHead, rows: LabelRows | None) -> tuple[int, int] | None:
@@ -125,6 +133,29 @@ def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) ->
         if not one or not other or not np.allclose(one, other, rtol=1e-2, atol=1e-6):
             return False
     return True
+
+
+def _is_the_same_scaled(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
+    """Whether a loss weighs errors against each other as before if labels and predictions are divided by one number.
+
+    Squared and absolute errors do. A loss with a threshold, such as the width of a margin, does not.
+    """
+    spread, center = max(float(np.nanstd(rows.present)), _ROUNDING), np.nan_to_num(np.nanmean(rows.present, axis=0))
+    constants = [center, center + 0.3 * spread, center + 3 * spread]
+    divided = [batch._replace(targets=tf.cast(batch.targets, tf.float32) / spread) for batch in rows.batches]
+    one = np.array(list(losses_of(head, spec, rows.batches, constants)))
+    other = np.array(list(losses_of(head, spec, divided, [constant / spread for constant in constants])))
+    if len(one) != len(other) or not one.any():  # it takes no fractions, or is 0 already
+        return True
+    return bool(other.any()) and np.allclose(one / np.abs(one).max(), other / np.abs(other).max(), atol=0.02)
+
+
+def _of_delta(head: NamedHead, scaler: str | scaling.Standardize | None) -> str:
+    """What becomes of the `delta` of a Huber loss that is not Keras's default."""
+    delta = options_of(head.loss.original).get("delta", 1.0)
+    if scaler is None or delta == 1.0:
+        return ""
+    return f"The loss's delta={delta:g} then counts in scaled units: divide it by the deviation of the labels, too."
 
 
 def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
