@@ -12,7 +12,7 @@ from multihead._ground.validation import quoted
 from multihead._update.network import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import FEW_IN_COMMON, Diagnosis, Finding
-from multihead.diagnosis._suggestion import FLOOR, comparable, heads_to_scale, in_raw_units, level_of, starved
+from multihead.diagnosis._suggestion import FLOOR, comparable, enlarged, heads_to_scale, in_raw_units, level_of, starved
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 _FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
@@ -155,6 +155,7 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
+    factors = enlarged(diagnosis, spec)
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels = diagnosis.heads[k], diagnosis.labels[k]
@@ -163,9 +164,17 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             "its module. For a new run, end the module in a `keras.layers.Rescaling`, or scale the labels yourself."
         )
         if k in suggested:
-            others = (
-                f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its `weight`."
-            )
+            others = ""
+            if k in factors:
+                others = (
+                    f" The gradient of {head!r} is then {plain(factors[k])} times as large, as its loss stays the same: "
+                    "beside other heads, pass the suggested balancer, too."
+                )
+            elif _leads(diagnosis, k):
+                others = (
+                    f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its "
+                    "`weight`."
+                )
             faster = (
                 " The other heads then learn faster, and one with few or noisy labels overfits sooner: compare each head "
                 "with the plain sum on held-out data."
@@ -173,7 +182,7 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             advice = (
                 "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
                 f"`target_scaling={suggested[k]!r}` for {head!r}, as `add_head` can. Predictions and metrics stay in their "
-                f"units.{' ' + labels.why if labels.why else ''}{others if _leads(diagnosis, k) else ''}"
+                f"units.{' ' + labels.why if labels.why else ''}{others}"
                 f"{faster if k == first and len(diagnosis.heads) > 1 else ''}"
             )
         elif labels.why:

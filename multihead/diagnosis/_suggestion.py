@@ -9,8 +9,10 @@ from multihead._ground.layers import ends_in_scaling
 from multihead._ground.types import Config
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
+from multihead.losses._known import FUNCTIONS
 from multihead.scaling import Standardize
 
+PERCENTAGE = FUNCTIONS["mean_absolute_percentage_error"]
 FLOOR = balancing.NormFloor().floor
 """The fraction of the largest gradient's norm below which `NormFloor()` scales a gradient up."""
 _RAW = 10.0
@@ -23,7 +25,8 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
     scalings = heads_to_scale(diagnosis, spec)
     if scalings:
         suggestion["target_scaling"] = {diagnosis.heads[k]: how for k, how in scalings.items()}
-    if starved(diagnosis) and spec.methods.weighting is None and spec.methods.balancer is None:
+    are_starved = starved(diagnosis) or starved(diagnosis, norms_after_scaling(diagnosis, spec))
+    if are_starved and spec.methods.weighting is None and spec.methods.balancer is None:
         suggestion["balancer"] = "NormFloor"
         if level_of(diagnosis) == "parameters":
             suggestion["balance_at"] = "parameters"
@@ -59,9 +62,27 @@ def comparable(diagnosis: Diagnosis) -> np.ndarray:
     return np.flatnonzero(np.isfinite(norms) & (norms > 0) & (diagnosis.norms["parameters"] > 0) & diagnosis.finite)
 
 
-def starved(diagnosis: Diagnosis) -> list[int]:
-    """The heads whose gradients `NormFloor()` would scale up."""
-    usable, norms = comparable(diagnosis), diagnosis.norms[level_of(diagnosis)]
+def enlarged(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, float]:
+    """How many times as large the suggested division makes gradients: a loss in percent stays, its argument shrinks."""
+    known = [head.loss.known for head in spec.network.heads]
+    return {
+        k: float(how.deviation)
+        for k, how in heads_to_scale(diagnosis, spec).items()
+        if isinstance(how, Standardize) and how.deviation and known[k] == PERCENTAGE
+    }
+
+
+def norms_after_scaling(diagnosis: Diagnosis, spec: UpdateSpec) -> np.ndarray:
+    """`[heads]`: the norms, those of losses in percent as the suggested division makes them."""
+    norms = diagnosis.norms[level_of(diagnosis)].copy()
+    for k, factor in enlarged(diagnosis, spec).items():
+        norms[k] *= factor
+    return norms
+
+
+def starved(diagnosis: Diagnosis, norms: np.ndarray | None = None) -> list[int]:
+    """The heads whose gradients `NormFloor()` would scale up, of the measured norms or of others."""
+    usable, norms = comparable(diagnosis), diagnosis.norms[level_of(diagnosis)] if norms is None else norms
     return [int(k) for k in usable if norms[k] < FLOOR * norms[usable].max()]
 
 

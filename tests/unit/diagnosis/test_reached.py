@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -154,6 +156,26 @@ def test_the_suggested_scaling_fits_labels_loss_and_module(name):
     if expected is not None:
         trainer.compile("sgd", **report.suggestion)  # which its module and its loss can take
         assert "out of reach" not in [each.kind for each in trainer.diagnose(batches(labels)).findings]
+
+
+@pytest.mark.parametrize(("size", "is_too_large"), [(300, True), (3000, True), (12, False)])
+def test_of_a_loss_in_percent_the_suggestion_knows_the_gradient_after_the_division(size, is_too_large):
+    labels = size * (1 + 0.1 * NORMAL)
+    weight = 1.0
+    if not is_too_large:  # no gradient is small, before the division and after it
+        percentage, other = diagnosed(L.Dense(1), "mape", labels)[1].norms["representation"]
+        weight = 0.35 * other / percentage
+    trainer, report = diagnosed(L.Dense(1), "mape", labels, weight=weight)
+    ((head, how),) = report.suggestion["target_scaling"].items()
+    assert head == "a" and how.deviation == pytest.approx(size, rel=0.02)
+    assert (report.suggestion.get("balancer") == "NormFloor") is is_too_large
+    finding = next(each for each in report.findings if each.kind == "units")
+    factor = float(re.search("is then ([0-9.,]+) times as large", finding)[1].replace(",", ""))
+    trainer.compile("sgd", target_scaling={"a": how})
+    after = trainer.diagnose(batches(labels))
+    norms, others = ([each.norms["representation"][k] for each in (report, after)] for k in (0, 1))
+    assert norms[1] / norms[0] == pytest.approx(factor, rel=0.02) and others[1] == pytest.approx(others[0])
+    assert ("scale" in {each.kind for each in after.findings}) is is_too_large
 
 
 # ------------------------------------------------------------------------------------------------------------- overlap
