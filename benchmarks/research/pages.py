@@ -222,4 +222,4 @@ def write(made: Mapping[str, str]) -> None:
         path.write_text(page, encoding="utf-8")
     PICTURES.mkdir(exist_ok=True)
     for name, picture in pictures().items():
-        picture.savefig(PICTURES / name, dpi=80)
+        picture.savefig(PICTURES / name, dpi=110)
