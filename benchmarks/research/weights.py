@@ -51,7 +51,7 @@ def picture(lines: Sequence[Line]) -> Any:
     """Draws a panel for the second head and one for the others of each data set: the curve over weights, and balancers."""
     from multihead._display.drawing import GREY, colour, new_figure, open_axis
 
-    figure, axes = new_figure("weights", len(lines), 2, (7.0, 2.3 * len(lines)))
+    figure, axes = new_figure("weights", len(lines), 2, (6.2, 2.3 * len(lines)))
     for row, line in zip(axes, lines):
         heads = list(line["directions"])
         others = [place for place in range(len(heads)) if place != 1]
