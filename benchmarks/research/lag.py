@@ -12,7 +12,7 @@ from multihead import balancing
 from multihead.balancing._rows import unit_rows
 
 THIS = ", this update"
-FLOORS = {"NormFloor": 0.2, "NormFloor 1": 1.0}
+FLOORS = {"NormFloor": balancing.NormFloor().floor, "NormFloor 1": 1.0}
 """The variants that have another with `THIS` at the end of its name."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,9 +254,9 @@ def model(number: int) -> Model:
 
 def in_like_units(number: int = 5) -> dict[str, Callable[..., DataSet]]:
     """The first models with several heads whose targets need no scaling, as data sets."""
-    several = (each for each in map(model, range(200)) if len(each.tasks) > 1)
-    chosen = [each for each in several if all(kind != "units" for kind, _ in each.planted)][:number]
-    return {f"model {each.number}": functools.partial(_data_set, each) for each in chosen}
+    several = (each for each in map(model, itertools.count()) if len(each.tasks) > 1)
+    chosen = (each for each in several if all(kind != "units" for kind, _ in each.planted))
+    return {f"model {each.number}": functools.partial(_data_set, each) for each in itertools.islice(chosen, number)}
 
 
 def _data_set(drawn: Model, folder: Path, every: int = 1) -> DataSet:

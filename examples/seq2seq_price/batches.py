@@ -172,10 +172,7 @@ class Vectorizers:
     def __call__(self, texts: Any, targets: Any) -> Rows:
         """Ragged ids of rows."""
         words, written = tf.strings.split(separate(texts)), tf.strings.split(standardize_target(targets))
-        source = self.source(texts)
-        source = source.with_flat_values(
-            tf.where(tf.equal(source.flat_values, UNKNOWN_ID), unknown_ids(words.flat_values), source.flat_values)
-        )
+        source = _with_unknown(self.source(texts), unknown_ids(words.flat_values))
         target = append_end(self._own(written, self.target(targets)))
         return Rows(source, self._own(words, words.with_flat_values(self.target(words.flat_values).flat_values)), target)
 
@@ -212,8 +209,12 @@ class Vectorizers:
 
     def _own(self, tokens: tf.RaggedTensor, ids: tf.RaggedTensor) -> tf.RaggedTensor:
         """Ids of tokens; unknown ones have numbers of their own."""
-        own = self.size + tf.strings.to_hash_bucket_fast(tokens.flat_values, 2**40)
-        return ids.with_flat_values(tf.where(tf.equal(ids.flat_values, UNKNOWN_ID), own, ids.flat_values))
+        return _with_unknown(ids, self.size + tf.strings.to_hash_bucket_fast(tokens.flat_values, 2**40))
+
+
+def _with_unknown(ids: tf.RaggedTensor, others: tf.Tensor) -> tf.RaggedTensor:
+    """Ids with others, one for each value, in place of the unknown one."""
+    return ids.with_flat_values(tf.where(tf.equal(ids.flat_values, UNKNOWN_ID), others, ids.flat_values))
 
 
 def training_batches(

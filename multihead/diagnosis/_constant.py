@@ -54,11 +54,15 @@ def label_rows(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | N
     if not are_classes:
         return LabelRows(batches, None, *_numbers(head, shape, batches))
     counts = np.full(shape[-1], 1e-9)
-    for batch in batches:
-        classes, weights = batch.targets.numpy().ravel(), batch.weights.numpy().ravel()
-        if len(classes) == len(weights):
-            counts += np.bincount(classes.astype("int64"), weights, minlength=shape[-1])[: shape[-1]]
+    for classes, weights in class_numbers(batches):
+        counts += np.bincount(classes.astype("int64"), weights, minlength=shape[-1])[: shape[-1]]
     return LabelRows(batches, counts, None, None)
+
+
+def class_numbers(batches: Sequence[Labels]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The class numbers of each batch and their weights, without batches in which their numbers differ."""
+    flat = [(batch.targets.numpy().ravel(), batch.weights.numpy().ravel()) for batch in batches]
+    return [(classes, weights) for classes, weights in flat if len(classes) == len(weights)]
 
 
 def constant_loss(head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None, predicted: np.ndarray) -> float:

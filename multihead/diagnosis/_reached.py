@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead import scaling
 from multihead._ground.keras import options_of
 from multihead._ground.reach import EVERYTHING, Reach, reach_of, reach_of_operation
-from multihead.diagnosis._constant import LabelRows, losses_of
+from multihead.diagnosis._constant import LabelRows, class_numbers, losses_of
 from multihead.heads._named import NamedHead
 from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_in_numpy
 from multihead.losses._known import DIFFERENCES, ELEMENTS, ROWS, aligned, with_columns
@@ -71,14 +71,14 @@ def judge(
         return HeadLabels(reach=reach)
     shape = with_columns(spec.shape)
     has_columns = aligned(rows.batches[0].targets, shape, head.loss.over).shape[-1] == shape[-1]
-    depends, known, own_scale = depends_on(head.loss), head.loss.known, ""
+    depends, known, why = depends_on(head.loss), head.loss.known, ""
     if depends == DIFFERENCES and is_own(head.loss):
         if not _is_of_differences(head, spec, rows):
             depends = None
         elif not _is_the_same_scaled(head, spec, rows):
-            depends, own_scale = None, _OWN_SCALE
+            depends, why = None, _OWN_SCALE
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
-    summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))))
+    summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))), why=why)
     if is_number:
         summary = summary._replace(mean=float(np.nanmean(labels)), deviation=float(np.nanmean(np.nanstd(labels, axis=0))))
     compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
@@ -90,7 +90,7 @@ def judge(
         at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
         target_scaling, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
         summary = summary._replace(scaling=target_scaling, why=f"{why} {_of_delta(head, target_scaling)}".strip())
-    return summary._replace(why=own_scale) if own_scale else summary
+    return summary
 
 
 def rarer_class(head: NamedHead, rows: LabelRows | None) -> tuple[int, int] | None:
@@ -99,8 +99,7 @@ def rarer_class(head: NamedHead, rows: LabelRows | None) -> tuple[int, int] | No
     if rows is None or known is None:
         return None
     if rows.counts is not None:
-        flat = [[part.numpy().ravel() for part in batch[:2]] for batch in rows.batches]
-        labels = np.concatenate([targets[weights > 0] for targets, weights in flat if len(targets) == len(weights)] or [[]])
+        labels = np.concatenate([classes[weights > 0] for classes, weights in class_numbers(rows.batches)] or [[]])
         is_binary = len(rows.counts) == 2
     else:
         labels = rows.present[:, -1]

@@ -14,16 +14,9 @@ from tests.helpers import planted
 from tests.helpers.cases import quick
 from tests.helpers.sources import ROOT
 
-pytestmark = pytest.mark.mathematics  # what is said of measurements, which other tests of this folder make on both stacks
+# What is said of measurements, which other tests of this folder make on both stacks.
+pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("eagerly")]
 SEEDS = pytest.mark.parametrize("seed", quick(1, [0, 1, 2]))
-
-
-@pytest.fixture(autouse=True)
-def _eagerly():
-    """Tracing these tiny models takes longer than running them."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
 
 
 def diagnosed(name, seed):

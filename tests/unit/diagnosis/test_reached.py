@@ -12,17 +12,9 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, scaling
 from tests.helpers.cases import quick
 
-pytestmark = pytest.mark.mathematics
+pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("eagerly")]
 L = keras.layers
 ROWS = 96
-
-
-@pytest.fixture(autouse=True)
-def _eagerly(request):
-    """Tracing these tiny models takes longer than running them."""
-    tf.config.run_functions_eagerly("graph" not in request.node.name)
-    yield
-    tf.config.run_functions_eagerly(False)
 
 
 class Own(keras.layers.Layer):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 
-pytestmark = pytest.mark.mathematics
+pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("eagerly")]
 NORMAL = np.random.default_rng(0).normal(size=(96, 1))
 ERRORS = {  # of labels in hundreds
     "margin": lambda e: tf.maximum(tf.abs(e) - 10.0, 0.0),
@@ -20,14 +20,6 @@ ERRORS = {  # of labels in hundreds
     "three squares": lambda e: 3.0 * tf.square(e),
     "quantile": lambda e: tf.maximum(0.9 * e, -0.1 * e),
 }
-
-
-@pytest.fixture(autouse=True)
-def _eagerly():
-    """Tracing these tiny models takes longer than running them."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
 
 
 def diagnosed(loss, labels):
