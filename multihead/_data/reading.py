@@ -22,6 +22,10 @@ from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import described, is_number, quoted
 
 
+_LOST = 0.01
+"""So much of the standard deviation of some numbers may be lost as they are rounded."""
+
+
 def as_arrays(argument: str, value: object) -> Nested:
     """A structure of arrays: lists of numbers, data frames and sparse matrices too; lists of arrays become tuples."""
     if isinstance(value, Mapping):
@@ -78,8 +82,27 @@ def _as_array(argument: str, value: Any) -> Nested:
             f"`{argument}` must be numbers, or strings. Received: a {received} of dtype {value.dtype}. Convert it: of dates "
             "and times, take the days or seconds since one of them, as numbers; of a structured array, its fields as a dict."
         )
-    is_floating = np.issubdtype(value.dtype, np.floating)  # then it gets Keras's dtype, in which Keras passes it on
-    return value.astype(keras.backend.floatx(), copy=False) if is_floating else value
+    if not np.issubdtype(value.dtype, np.floating):
+        return value
+    with np.errstate(over="ignore"):
+        taken = value.astype(keras.backend.floatx(), copy=False)  # Keras's dtype, in which Keras passes it on
+    if taken.dtype.itemsize < value.dtype.itemsize:
+        _check_digits(argument, value, taken)
+    return taken
+
+
+def _check_digits(argument: str, value: np.ndarray, taken: np.ndarray) -> None:
+    """Checks that numbers still differ as they did after they were rounded."""
+    counts = np.isfinite(value) & np.isfinite(taken)
+    present = value[counts]
+    lost, deviation = np.abs(taken[counts] - present), present.std() if present.size else 0.0
+    # What differs in the last digits of double precision was meant to be equal.
+    if present.size and deviation > 1e-12 * np.abs(present).max() and lost.max() > _LOST * deviation:
+        raise ValueError(
+            f"`{argument}` must keep its differences in {taken.dtype}, Keras's `floatx`. Received: numbers between "
+            f"{present.min():.15g} and {present.max():.15g}, rounded by up to {lost.max():.3g}. Subtract a constant "
+            "from them, such as the first, or pass whole numbers as integers."
+        )
 
 
 def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str]) -> Data:

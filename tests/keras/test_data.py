@@ -328,6 +328,10 @@ ERRORS = [
         (lambda labels=labels: (X, {"a": Y, "b": labels}), {}, r"`y\['b'\]` must be numbers, or strings.*since one of them")
         for labels in (np.zeros(10, "M8[s]"), np.zeros(10, "m8[D]"), np.zeros(10, [("u", "f4")]))
     ],
+    *[
+        (lambda y=y: (X, {"a": Y, "b": y}), {}, r"`y\['b'\]` must keep its differences in float32.*rounded by up to.*as integers")
+        for y in (1.7e9 + 60 * np.arange(10.0), (1e8 + X[:, 0]).tolist(), np.where(X > 1, np.nan, -1e6 - X / 50))
+    ],
     (lambda: (np.zeros(10, "M8[s]"), BOTH), {}, r"`x` must be numbers, or strings. Received: a ndarray of dtype datetime64"),
     (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
     (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2"),
@@ -352,6 +356,12 @@ ERRORS = [
     (lambda: (dataset(X, BOTH), None), {"validation_split": 0.5}, r"`validation_split` must be 0 unless.*with x of type"),
     (lambda: (X, BOTH), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
 ]
+
+
+def test_labels_that_single_precision_keeps_apart_are_taken(pair):
+    noise = 0.1 * (1 + 2e-16 * np.arange(10))  # equal, but for the last digits of the program that made them
+    for labels in (1.7e9 + 1e5 * np.arange(10.0), noise, 1_700_000_000 + np.arange(10), np.full(10, np.nan)):
+        assert np.isfinite(pair.evaluate(X, {"a": Y, "b": labels}, verbose=0)[0])
 
 
 @pytest.mark.parametrize(("make_data", "options", "message"), ERRORS)
