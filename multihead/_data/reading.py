@@ -21,7 +21,6 @@ from multihead._ground.keras import is_tensor
 from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import described, is_number, quoted
 
-
 _LOST = 0.01
 """So much of the standard deviation of some numbers may be lost as they are rounded."""
 

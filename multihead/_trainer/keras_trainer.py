@@ -342,7 +342,16 @@ class KerasTrainer(KerasHooks):
             store[name] = tf.convert_to_tensor(variable).numpy()
 
     def load_own_variables(self, store: dict[str, Tensor]) -> None:
-        """Loads what `save_own_variables` saved."""
+        """Loads what `save_own_variables` saved.
+
+        Raises:
+            ValueError: The file is not of a trainer.
+        """
+        if not any(name.isdigit() for name in store.keys()):  # noqa: SIM118
+            raise ValueError(
+                "The weights must be those of a trainer, saved by its `save_weights` or `save`. Received: a file of another "
+                "model. Call `load_weights` of that model, and make the trainer of it or of its layers."
+            )
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._state.phase is None and has_seeds(store):
             draw_from_variables(self)

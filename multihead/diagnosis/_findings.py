@@ -187,10 +187,12 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"
+        mean, deviation = diagnosis.label_means[k], diagnosis.label_deviations[k]
+        trouble = "A head starts near 0 and needs very many updates to get there; weights and balancers cannot do that for it."
+        if deviation < 1 and abs(mean) <= 5:
+            trouble = "Once the head predicts their mean, its loss and its gradient are tiny."
         sentence = (
-            f"The labels of {head!r} have mean {plain(diagnosis.label_means[k])} and standard deviation "
-            f"{plain(diagnosis.label_deviations[k])}. A head starts near 0 and needs very many updates to get there; "
-            f"weights and balancers cannot do that for it. {advice}"
+            f"The labels of {head!r} have mean {plain(mean)} and standard deviation {plain(deviation)}. {trouble} {advice}"
         )
         yield Finding(sentence, "units", [head])
 

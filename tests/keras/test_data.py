@@ -329,7 +329,11 @@ ERRORS = [
         for labels in (np.zeros(10, "M8[s]"), np.zeros(10, "m8[D]"), np.zeros(10, [("u", "f4")]))
     ],
     *[
-        (lambda y=y: (X, {"a": Y, "b": y}), {}, r"`y\['b'\]` must keep its differences in float32.*rounded by up to.*as integers")
+        (
+            lambda y=y: (X, {"a": Y, "b": y}),
+            {},
+            r"`y\['b'\]` must keep its differences in float32.*rounded by up to.*as integers",
+        )
         for y in (1.7e9 + 60 * np.arange(10.0), (1e8 + X[:, 0]).tolist(), np.where(X > 1, np.nan, -1e6 - X / 50))
     ],
     (lambda: (np.zeros(10, "M8[s]"), BOTH), {}, r"`x` must be numbers, or strings. Received: a ndarray of dtype datetime64"),

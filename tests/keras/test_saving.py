@@ -209,6 +209,17 @@ def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
     assert_equal_weights(saved, other)
 
 
+def test_weights_of_a_model_that_is_no_trainer_are_refused_with_what_to_do(tmp_path):
+    trainer = small()
+    fit(trainer, epochs=1)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    model.save_weights(tmp_path / "of.weights.h5")
+    before = tiny.values(trainer.encoder.variables)
+    with pytest.raises(ValueError, match="must be those of a trainer.*Call `load_weights` of that model"):
+        trainer.load_weights(tmp_path / "of.weights.h5")
+    np.testing.assert_equal(tiny.values(trainer.encoder.variables), before)
+
+
 class Linear(tf.Module):
     def __init__(self, inputs):
         super().__init__()

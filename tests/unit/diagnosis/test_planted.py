@@ -71,7 +71,9 @@ def test_what_keeps_a_small_weight_is_said(seed):
 @SEEDS
 def test_units_that_are_raw_in_both_directions_are_scaled(seed):
     trainer, data, report = diagnosed("raw_both_ways", seed)
-    assert [each.heads for each in report.findings if each.kind == "units"] == [("cents",), ("megatons",)]
+    large, small = (each for each in report.findings if each.kind == "units")
+    assert (large.heads, small.heads) == (("cents",), ("megatons",))
+    assert "starts near 0 and needs very many updates" in large and "its loss and its gradient are tiny" in small
     assert report.suggestion["target_scaling"] == {"cents": "standardize", "megatons": "standardize"}
     trainer.compile("sgd", **report.suggestion)
     again = trainer.diagnose(data)
