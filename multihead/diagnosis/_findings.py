@@ -188,7 +188,7 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         elif labels.why:
             advice = f"{advice} {labels.why}"
         mean, deviation = diagnosis.label_means[k], diagnosis.label_deviations[k]
-        trouble = "A head starts near 0 and needs very many updates to get there; weights and balancers cannot do that for it."
+        trouble = "A head starts near 0 and needs very many updates to get there, whatever its weight and the balancer."
         if deviation < 1 and abs(mean) <= 5:
             trouble = "Once the head predicts their mean, its loss and its gradient are tiny."
         sentence = (
