@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,8 @@ def fields(file: str, name: str) -> list[str]:
     return [name for name in names if name != "_"]
 
 
-def uses(file: str, name: str, receivers: Sequence[str]) -> Uses:
+@functools.cache
+def uses(file: str, name: str, receivers: tuple[str, ...]) -> Uses:
     """By option and file, the functions that read the option, of `self` in its class or of a variable of these names."""
     known, found = fields(file, name), defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -51,7 +53,7 @@ def _attributes(tree: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[ast.Att
         yield from _attributes(node, inner)
 
 
-def rows(file: str, name: str, receivers: Sequence[str]) -> dict[str, tuple[str, str]]:
+def rows(file: str, name: str, receivers: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """By option, where it is checked and where it acts, in Markdown."""
     found, table = uses(file, name, receivers), {}
     for option in fields(file, name):

@@ -54,7 +54,7 @@ def renamed(name, single):
     return name.replace("accuracy", "kind_accuracy") if single and "kind" not in name else name
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_a_trainer_is_as_a_model(row):
     row = dict(zip(FACTORS, row))

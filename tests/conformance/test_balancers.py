@@ -49,6 +49,7 @@ def one_of_each_kind_first():
     return len(kinds), names
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("method", quick(*one_of_each_kind_first()))
 def test_every_balancer_trains(method):
     balancer = make(method)

@@ -64,7 +64,7 @@ NUMBERS_OF_ROWS = [name for name in coupled.COUPLED if name not in ("correlation
 """Those that return more than one number for all rows."""
 
 
-@pytest.mark.first_cases(5)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", [*coupled.OF_THE_BATCH, *NUMBERS_OF_ROWS])
 def test_undeclared_it_gets_the_labelled_rows_alone(name):
     """However few of the rows it compares, nothing but labels is compared."""

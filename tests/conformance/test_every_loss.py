@@ -121,6 +121,7 @@ def test_a_loss_of_rows_trains_as_in_keras(name):
         assert_alike(by_trainer(made(name, reduction="none"), data), wanted)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", sorted(OF_THE_BATCH & CLASSES.keys()))
 def test_a_loss_of_the_batch_says_so_and_trains_as_in_keras(name):
     data = data_for(name)

@@ -94,7 +94,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["a rate", *(name for name in OPTIONS if name != "a rate")])
 def test_an_update_is_that_of_numpy(name, layer):
     options, by = OPTIONS[name]

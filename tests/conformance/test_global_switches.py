@@ -110,6 +110,7 @@ def trained_without(options, eagerly):
     return trained(options, eagerly=eagerly)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("switch", "options", "eagerly"),
     quick(
@@ -142,6 +143,7 @@ SLOW = ("CAGrad", "FairGrad", "NashMTL")
 """Solvers that take about a second outside of a graph."""
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("name", quick(6, sorted(ALL, key=lambda name: name in SLOW)))
 def test_balancers_compute_nothing_infinite(name):

@@ -83,6 +83,7 @@ NAMES = [("price", "tag"), ("price", "other", "tag")]
 OPTIONS = [{"run_eagerly": False}, {"balancer": "UPGrad", "balance_at": "parameters", "micro_batches": 2}]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("names", "options"), list(zip(NAMES, OPTIONS)))
 def test_it_trains_as_in_keras_and_its_user_is_told_once(names, options):
     model = trainer(names, **options)

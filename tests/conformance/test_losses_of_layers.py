@@ -177,7 +177,7 @@ def check(trainer, model, labels=Y, *, expected=None, batch_size=12):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.first_cases(6)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("way", "kind"), list(zip(itertools.cycle(WAYS), [*KINDS, *reversed(KINDS)])))
 def test_it_is_that_of_one_keras_model(kind, way):
     modules = way(KINDS[kind])
@@ -202,7 +202,7 @@ OPTIONS = {
 CASES = zip(OPTIONS, itertools.cycle(WAYS), ["kernel", "add_loss", "embedding", "nested", "frozen", "kernel", "add_loss"])
 
 
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("option", "way", "kind"), list(CASES))
 def test_however_an_update_is_computed(option, way, kind):
     modules, given = way(KINDS[kind]), OPTIONS[option]
@@ -254,6 +254,7 @@ LOGGED = [
 ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("kind", "options"), LOGGED)
 def test_the_losses_in_the_logs_add_up(kind, options):
     factors = (0.5, 2.0)

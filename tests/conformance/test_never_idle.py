@@ -135,7 +135,7 @@ UNTOLD = {
 }
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("way", UNTOLD)
 def test_nobody_has_to_be_told_how_a_head_becomes_idle(way, tmp_path):
     trainer, path = trainer_of(), tmp_path / "of.weights.h5"
@@ -151,6 +151,7 @@ class Plain(keras.callbacks.Callback):
     """A callback that does nothing, as far as anybody knows."""
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("callback", "relies"),
     [

@@ -85,7 +85,7 @@ nothing can be idle: around the optimizer, so that an update that is not finite 
 """
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_step_has_no_more_operations_than_written_here(name):
     found = counted(name)

@@ -115,7 +115,7 @@ CASES = [
 ]
 
 
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("form", "gathering"), CASES)
 def test_an_update_is_that_of_its_definition(form, gathering):
     x, y = data()

@@ -99,7 +99,7 @@ def _floatx():
 
 # Keras 2 says so of the encoder where a layer's inputs have another dtype than the layer.
 @pytest.mark.filterwarnings("ignore:Layer .* is casting an input tensor:UserWarning")
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("dtypes", "telemetry", "level", "gathering", "weighted", "eagerly"), POLICIES)
 def test_every_policy_trains(dtypes, telemetry, level, gathering, weighted, eagerly):
     policy, floatx = dtypes

@@ -96,7 +96,7 @@ def options_of(kind):
     return {**options, "encoder": [layer() for layer in KINDS[kind].get("encoder", ())]}
 
 
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_missing_labels(kind):
     trainer = made(**options_of(kind))
@@ -121,6 +121,7 @@ WAYS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_by_other_reasons_in_fit(way):
     options, action = WAYS[way]()
@@ -138,6 +139,7 @@ def test_by_other_reasons_in_fit(way):
     assert trainer.num_updates == 2
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("form", ["its own list", "a list of one's own", "in a graph"])
 def test_in_a_custom_loop(form):
     trainer = made()

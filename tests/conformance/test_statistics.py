@@ -108,7 +108,7 @@ CASES = {
 }
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_ledger_is_computed_from_the_gradients_of_the_true_update(case, tmp_path, request):
     options, batch_size, tolerance = CASES[case]

@@ -85,7 +85,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("where", FROZEN)
 def test_a_frozen_layer_stays_in_inference_mode_while_replicas_wait_for_each_other(where, two_replicas):
     with two_replicas.scope():

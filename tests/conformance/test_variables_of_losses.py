@@ -148,6 +148,7 @@ def untrained():
     return lambda targets, outputs: value * squares(targets, outputs)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("eagerly", [True, False])
 @pytest.mark.parametrize("make", [frozen, frozen_global, frozen_attribute, untrained])
 def test_one_that_is_not_to_be_trained_may_be_read(make, eagerly):
@@ -173,6 +174,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("read", "options"), list(zip(READ, OPTIONS)))
 def test_those_of_the_model_are_trained_as_by_a_tape(read, options):
     def loss_of(kernels):

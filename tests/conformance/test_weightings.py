@@ -39,7 +39,7 @@ def starts(trainer):
     return tiny.values(trainer.weighting.variables)
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["GradNorm", "FAMO"])
 def test_gradnorm_and_famo_are_the_same_however_gathered(name):
     updates = batches_of_updates(True)

@@ -188,6 +188,7 @@ def written(path, examples):
     return str(path)
 
 
+@pytest.mark.thorough
 def test_names_that_were_never_seen_come_through(tmp_path, capsys):
     """By `--predict`, and by an export; the validation data have no other names than the training data."""
     folder = tmp_path / "run"

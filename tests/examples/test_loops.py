@@ -33,6 +33,7 @@ def test_the_loss_of_the_policy_is_that_of_its_formula():
     np.testing.assert_allclose(found, expected)
 
 
+@pytest.mark.thorough
 def test_agents_play_and_learn(capsys):
     found = actor_critic.main(["--updates", "4", "--seeds", "2"])
     assert list(found) == list(actor_critic.WAYS) and all(part.shape == (2, 4) for part in found.values())
@@ -57,6 +58,7 @@ def test_the_closed_solutions_solve_the_equations():
         np.testing.assert_allclose(solution(x), physics.SOLUTIONS[equation](x), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_networks_are_trained_in_all_ways(capsys):
     found = physics.main(["--updates", "3", "--seeds", "1", "--equation", "helmholtz"])
     assert len(found) == len(physics.WEIGHTS) + len(physics.BALANCERS)

@@ -54,6 +54,7 @@ def test_balancing_helps_the_head_that_lags(capsys):
     assert losses["balanced"]["hours"] < 1.03 * losses["plain sum"]["hours"]
 
 
+@pytest.mark.thorough
 def test_64_batches_are_one_update_of_the_large_batch(capsys):
     found = told(accumulate_64_batches, capsys)
     assert found["updates"] == 1 and found["difference"] < 1e-5

@@ -255,7 +255,7 @@ def of_ours(names):
 
 
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("parts", TOGETHER)
 def test_users_control_flow_over_tensors_works_in_fit(parts, converted):
     found = trained(parts(by_python))
@@ -314,6 +314,7 @@ def test_nothing_of_the_package_is_converted(converted):
     assert of_ours(converted) == []
 
 
+@pytest.mark.thorough
 def test_nothing_of_the_package_is_converted_in_a_function_of_the_users_own(converted):
     trainer = trainer_of({}, balancer="UPGrad", balance_every=2, clip=clipping.ByGlobalNorm(1.0), micro_batches=2)
     trainer.compute_gradients((X, Y))
@@ -336,6 +337,7 @@ def test_nothing_of_the_package_is_converted_in_a_function_of_the_users_own(conv
     assert of_ours(converted) == [] and converted[0].endswith("step")
 
 
+@pytest.mark.thorough
 def test_nothing_of_the_package_is_converted_where_data_are_read(converted):
     data = tf.data.Dataset.from_tensors((X, Y["a"])).repeat(4)
     mixed = mix_datasets({"a": data, "b": data}, weights={"a": 1, "b": 1})

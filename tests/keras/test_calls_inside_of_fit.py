@@ -74,7 +74,7 @@ def alone():
     return fit(made(), MISSING, epochs=2, validation_data=(X, Y))
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("call", INSIDE)
 def test_what_a_callback_measures_changes_nothing(call, alone):
     found = fit(made(), MISSING, epochs=2, validation_data=(X, Y), callbacks=[At(INSIDE[call], (0, 3))])
@@ -275,6 +275,7 @@ def test_terminate_on_nan_stops_at_what_is_not_finite_and_not_at_batches_without
     assert np.isfinite(logs["loss"]).all() == np.isnan(first)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("event", "number"),
     [("on_epoch_end", 2), ("on_train_batch_begin", 6), ("on_test_batch_end", 3), ("on_test_begin", 2)],

@@ -395,6 +395,7 @@ class Alive(keras.callbacks.Callback):
         self.counts.append(sum(each() is not None for each in self.made[:4]))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", ["generator", "iterable"])
 def test_no_more_of_the_first_batches_is_kept_than_by_keras(kind):
     counts = []

@@ -266,6 +266,7 @@ INPUT_NAMES = [
 ]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.thorough] * (i % 3 > 0)) for i, name in enumerate(INPUT_NAMES)]
 )

@@ -105,6 +105,7 @@ class Tokens(keras.layers.Layer):
         return [(falls, "not fall", "Sort them.")]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("form", "jit_compile"), [("arrays", True), ("dataset", False), ("one batch", False)])
 def test_rules_of_a_module(form, jit_compile):
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
@@ -212,6 +213,7 @@ def test_validation_at_the_end_of_an_epoch_hides_no_skipped_update():
     assert history["skipped_updates"] == [1] and np.isfinite(history["val_size_loss"][0])
 
 
+@pytest.mark.thorough
 def test_further_trainers_are_not_warned_of_retracing(caplog, monkeypatch):
     """TensorFlow counts the traces of all functions that were made by the same code, those of all trainers."""
     monkeypatch.setattr(polymorphic_function, "FREQUENT_TRACING_WARNING_THRESHOLD", 2)  # of 5

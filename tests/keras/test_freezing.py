@@ -116,6 +116,7 @@ def test_frozen_normalization_runs_in_inference_mode():
     assert not np.array_equal(before[2], tiny.values(trained.encoder.normalization.variables)[2])
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_saved_in_one_stage_goes_on_in_the_next(tmp_path):
     def trainer():
         return trainer_of(Stages({0: 0, 3: 0.5}), learning_rate=Stages({0: 1, 3: 0.1}), encoder_weight_decay_multiplier=0.0)

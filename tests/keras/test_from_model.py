@@ -131,6 +131,7 @@ def generated_graph(seed):
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], structure)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")  # Keras: some layers of nested models have no successor
 @pytest.mark.parametrize("seed", range(20))
 def test_generated_graphs(seed):
@@ -321,6 +322,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("where", SHARED)
 def test_a_trainer_whose_parts_share_a_layer_is_saved_and_loaded(where, tmp_path):
     model = shared_by(where)

@@ -35,7 +35,7 @@ def targets(*names):
     return {name: every[name] for name in names}
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("options", "with_targets"),
     [
@@ -159,6 +159,7 @@ def test_batches_of_which_nothing_is_known_before_the_first_must_have_targets_of
     made.fit(creator({"price": X[:, :1], "kind": X[:, :3]}), steps_per_epoch=2, verbose=0)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("moment", ["on_train_begin", "on_epoch_begin", "on_train_batch_end"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_callback_cannot_turn_on_a_head_without_targets_in_the_data(moment, eager):

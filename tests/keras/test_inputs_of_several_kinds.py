@@ -87,6 +87,7 @@ def test_inputs_of_several_structures_are_refused_with_a_way_out(pair, way):
         WAYS[way](PAIRS[pair])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_single_batches_may_have_inputs_of_any_structure(pair):
     trainer = made()

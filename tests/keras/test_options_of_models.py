@@ -61,6 +61,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_trainer_of_a_model_trains_with_the_options_of_its_optimizer(name):
     plain, model = a_model(), a_model()

@@ -63,6 +63,7 @@ def test_every_length_is_trained_and_evaluated(encoder, run_eagerly):
     assert int(trainer.update_count) == 2 * len(LENGTHS)
 
 
+@pytest.mark.thorough
 def test_validation_data_have_a_length_of_their_own():
     trainer = made(keras.layers.SimpleRNN(3, return_sequences=True))
     (x, targets), (longer, of_longer) = batch(5), batch(9)

@@ -47,6 +47,7 @@ def modules(encoder, head):
     return encoder(8, "in_encoder"), {"a": head(1, "in_head"), "b": layers.Dense(1)}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("encoder", "head", "eagerly"), [(Measured, Nested, True), (Nested, Measured, False)])
 def test_metrics_of_layers_are_logged_and_reset_as_in_keras(encoder, head, eagerly):
     module, heads = modules(encoder, head)

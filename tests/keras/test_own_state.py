@@ -104,6 +104,7 @@ def test_a_skipped_update_leaves_it_as_it_is():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_it_is_saved_and_resumed(tmp_path):
     whole, first = trainer(), trainer()
     whole.fit(batches(), epochs=2, verbose=0)

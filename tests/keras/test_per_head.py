@@ -147,6 +147,7 @@ def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
     assert callback.best == {"price": 2.0, "size": 0.1} and (callback.best_score, callback.best_score_epoch) == (-1.75, 2)
 
 
+@pytest.mark.thorough
 def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fresh):
     model = fresh(0.05)
     unlabelled = {**DEV_TARGETS, "size": np.full([16, 1], np.nan, "float32")}

@@ -47,6 +47,7 @@ def test_a_whole_trainer_is_saved_and_goes_on(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("whole", [False, True], ids=["weights", "trainer"])
 def test_on_two_replicas_a_trainer_with_metrics_is_saved_and_loaded(whole, two_replicas, tmp_path):
     def made():
@@ -152,6 +153,7 @@ def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path
     assert int(loaded.update_count) == int(trainer.update_count) + 1
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_trainer_that_has_seen_no_data_is_saved_and_loaded_again_and_again(times, tmp_path):

@@ -72,7 +72,7 @@ def made(options, loss):
     return trainer
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:The weights of heads do not change the direction:UserWarning")
 @pytest.mark.parametrize(
     ("method", "controls", "loss"),
@@ -99,6 +99,7 @@ def test_a_loaded_trainer_trains_on_as_the_one_that_was_saved(method, controls, 
             np.testing.assert_array_equal(wanted[name], got[name], err_msg=name)
 
 
+@pytest.mark.thorough
 def test_a_flipped_byte_in_a_file_of_keras_is_noticed(tmp_path):
     """A `.keras` file is a ZIP archive, whose parts have checksums: an error, or nothing of the contents has changed."""
     trainer = made({}, "mse")

@@ -102,6 +102,7 @@ def shared(eager_updates):
     return model, [(variable, variable.numpy()) for variable in variables]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("form", [*ARRAYS, *BATCHES])
 def test_texts_train_as_in_keras(form, by_keras, shared):
     model, start = shared

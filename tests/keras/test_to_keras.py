@@ -94,7 +94,7 @@ def assert_same(one, other):
         np.testing.assert_allclose(one[name], other[name], rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_it_predicts_what_the_trainer_does_before_and_after_more_training(name):
     trainer = trained(name)

@@ -47,7 +47,7 @@ def test_teacher_forcing(kind):
         assert np.all(logits[row][~probable] < -60)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_greedy_and_beam_search(kind, engine):

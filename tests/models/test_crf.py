@@ -53,7 +53,7 @@ def tensors(dtype="float64"):
 
 
 @pytest.mark.mathematics
-@pytest.mark.first_cases(6)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("allowed", [None, SOME], ids=["all", "some"])
 @pytest.mark.parametrize("mode", MODES)
@@ -85,6 +85,7 @@ def test_all_results_equal_those_of_enumeration(mode, allowed, dtype):
         np.testing.assert_allclose(best[row], found[winner], atol=tolerance)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_equal_finite_differences(mode):
@@ -108,8 +109,8 @@ def test_gradients_equal_finite_differences(mode):
             np.testing.assert_allclose(found[index], (ends[0] - ends[1]) / (2 * step), atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.mathematics
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_long_sentences_in_half_precision_are_computed_in_single_precision(dtype):
     rng = np.random.default_rng(1)

@@ -188,6 +188,7 @@ def test_inside_of_a_model_in_half_precision(options):
     np.testing.assert_array_equal(Model()(TOKENS), decoder.decode(encoder(TOKENS), **options).ids)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_a_function_with_unknown_shapes(engine):
     encoder, decoder, _ = make(engine)

@@ -39,6 +39,7 @@ def row_of(places, padding_id):
     return np.array([row]), np.array([[token for token in row if token != padding_id] or [padding_id]])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("kind", "padding_id"), quick(3, pairwise(list(ENCODERS), [0, 8])))
 def test_padding_is_skipped_wherever_it_stands(kind, padding_id):
     keras.utils.set_random_seed(1)
@@ -57,6 +58,7 @@ def test_padding_is_skipped_wherever_it_stands(kind, padding_id):
         assert not np.asarray(found["outputs"])[0][~mask].any()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", list(DECODERS))
 def test_heads_do_not_see_where_padding_stands(kind, engine):

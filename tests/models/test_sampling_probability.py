@@ -66,7 +66,7 @@ def loss_of(encoder, decoder):
     return (np.log(np.exp(logits).sum(axis=-1)) - chosen).mean()
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES[::-1])
 def test_a_callback_and_a_function_of_the_step_take_effect(engine):
     trainer, decoder = made(0.5, engine)
@@ -87,7 +87,7 @@ DECODERS = [
 ]
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("options", "policy"), list(itertools.product(DECODERS, ["mixed_float16", "mixed_bfloat16"])))
 def test_the_same_in_half_precision(options, policy):
     losses_by_policy = {}

@@ -127,6 +127,7 @@ def test_samples_follow_the_logits():
     np.testing.assert_array_equal(again[0], again[1])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("jit", [False, True])
 def test_in_a_graph_and_with_xla(jit):
     def run(hidden, memory):

@@ -191,6 +191,7 @@ def test_greedy_from_stored_keys_equals_a_loop_without_them(source):
         np.testing.assert_allclose(result.scores[row, 0], scores.sum(), atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_beams_and_samples_from_stored_keys_equal_a_loop_without_them():
     _, decoder, representation = make(length=5, layers=1, scale=1.0)
     found = Decoded(*tf.function(lambda: decoder.decode(representation, beam_width=3, num_best=3)[:3])(), None)
@@ -328,6 +329,7 @@ def test_unknown_shapes_and_empty_batches():
         assert decode(tf.constant(tokens)).shape == [len(tokens), 6]
 
 
+@pytest.mark.thorough
 def test_mixed_precision():
     encoder, decoder, representation = make(dtype="mixed_float16", layers=1)
     assert representation["outputs"].dtype == representation["final"].dtype == tf.float16

@@ -72,6 +72,7 @@ def test_both_stacks_read_both_stacks_files(saved_by, cell):
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_a_round_trip_restores_every_weight(tmp_path):
     saved, loaded = make("gru"), make("gru")
     save_weights(tmp_path / "all.npz", saved)

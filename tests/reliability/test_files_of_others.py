@@ -78,6 +78,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_files_of_others_stay_as_they_are(writer, tmp_path):
     for name in OTHERS:

@@ -99,6 +99,7 @@ class Holding(MultiHeadTrainer):
         return logs
 
 
+@pytest.mark.thorough
 def test_variables_that_a_subclass_adds_are_restored(tmp_path):
     whole, cut, resumed = made(Holding), made(Holding), made(Holding)
     fit(whole, None)
@@ -165,6 +166,7 @@ OTHERS = {
 QUICK = ("length", "seed of a dataset", "seed of validation")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("what", quick(3, sorted(OTHERS, key=lambda what: what not in QUICK)))
 def test_other_data_are_refused_with_both_lists(what, tmp_path):
     data, other, row = OTHERS[what]
@@ -252,6 +254,7 @@ def test_a_checkpoint_is_written_without_a_copy_in_memory_and_is_whole_or_not_th
         np.testing.assert_array_equal(stored["step"], 3)
 
 
+@pytest.mark.thorough
 def test_a_ledger_that_has_lost_lines_says_so(tmp_path):
     def run(stop):
         trainer = made()

@@ -128,7 +128,7 @@ class Wide(keras.layers.Layer):
         return inputs * tf.convert_to_tensor(self.scales)
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"balancer": "EqualNorms"}, {"micro_batches": 4}], ids=str)
 def test_a_representation_of_fifty_megabytes(options):
     trainer = made(Wide(), run_eagerly=True, **options)

@@ -133,6 +133,7 @@ def described(case):
     return getattr(case, "__name__", str(case))
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("spoil", "mode", "value", "ends"), list(zip(*map(itertools.cycle, (CAUSES, MODES, VALUES)), ENDS)), ids=described
 )

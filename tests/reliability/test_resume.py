@@ -184,6 +184,7 @@ class Cut(keras.callbacks.Callback):
             raise RuntimeError("cut")
 
 
+@pytest.mark.thorough
 def test_a_subclass_of_keras_backup_resumes_at_epochs_and_keeps_its_methods(tmp_path):
     def run(folder, *others):
         trainer = made(balancer=balancing.GradVac())
@@ -244,6 +245,7 @@ class Kept(keras.callbacks.Callback):
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
+@pytest.mark.thorough
 def test_a_callback_of_ones_own_goes_on_with_each_kind_of_collection(tmp_path):
     whole, cut, resumed = Kept(), Kept(cut_at=3), Kept()
     fit(made(), tmp_path / "whole", epochs=5, callbacks=[whole])
@@ -260,6 +262,7 @@ def test_a_callback_of_ones_own_goes_on_with_each_kind_of_collection(tmp_path):
 Row = collections.namedtuple("Row", "epoch")
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("add", [lambda: object(), lambda: Row(1), lambda: np.array([None, {}]), lambda: frozenset([1])])
 @pytest.mark.parametrize("kind", [list, dict])
 def test_what_cannot_be_saved_of_a_callback_is_said_once(add, kind, tmp_path):

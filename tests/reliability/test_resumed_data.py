@@ -173,6 +173,7 @@ class Statistics(keras.callbacks.Callback):
         logs["statistic"] = (1.0, 0.97, 0.9, 0.89, 0.91)[epoch]
 
 
+@pytest.mark.thorough
 def test_callbacks_of_keras_go_on_as_they_were(tmp_path):
     assert len(MONITORING) >= 2
 

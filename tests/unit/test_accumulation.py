@@ -117,6 +117,7 @@ def test_errors():
         accumulator.add([None], reduction="median")
 
 
+@pytest.mark.thorough
 def test_accumulated_batches_advance_the_states_of_a_recurrent_encoder_one_by_one():
     """Such an encoder needs a known batch size, and its states go from each batch to the next."""
     x, y = np.random.default_rng(0).normal(size=(6, 4, 1)).astype("float32"), np.ones([6, 1], "float32")

@@ -133,6 +133,7 @@ def test_a_loop_of_ones_own_makes_the_update_of_the_trainer():
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", ["representation", "parameters"])
 def test_the_gramian_is_that_of_all_replicas(at, two_replicas):
     trainer, expected = by_hand(at)

@@ -147,7 +147,7 @@ def test_heads_and_add_head_make_the_same_updates_and_logs():
     assert_same_predictions(one, other)
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["keras", "weights"])
 def test_a_trainer_is_saved_and_goes_on_as_one_by_add_head(form, tmp_path):
     expected, saved = by_add_head(), by_heads()

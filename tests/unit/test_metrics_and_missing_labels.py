@@ -378,7 +378,7 @@ def test_a_function_may_return_what_belongs_to_the_batch(how):
         assert found_by_head([function], "mse", batches)[name] == pytest.approx(right, rel=1e-5), name
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank, how", [(2, "rows"), (3, "rows"), (3, "steps"), (4, "steps")])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_metric_of_classes_is_that_of_the_labelled_rows(rank, how, sparse):

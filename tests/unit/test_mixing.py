@@ -17,6 +17,7 @@ def own_data():
     return {"tag": one("tag", 24, 2), "price": one("price", 12, 3), "size": one("size", 4, 4)}  # 12, 4 and 1 batches
 
 
+@pytest.mark.thorough
 def test_mixed_data_sets_train_each_head_on_its_own_batches():
     mixed = mix_datasets(own_data(), temperature=1e9, seed=1)
     assert int(mixed.cardinality()) == 17
@@ -71,6 +72,7 @@ def batches_of_passes(mixed, number):
     return [next(iter(first)).numpy().tolist() for _ in range(number)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("options", [{}, {"temperature": 1e9}, {"weights": {"a": 1, "b": 2}}], ids=str)
 def test_passes_differ_and_all_is_seen_in_the_long_run(options):

@@ -60,6 +60,7 @@ def test_the_turn_of_a_head_that_cannot_train_passes_on_to_the_next_one_that_can
         assert [name for name, trains in zip(NAMES, found) if trains] == following[:1]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("mask", masks()[1:], ids=str)
 def test_another_head_is_sampled_for_one_that_cannot_train(mask):
@@ -91,7 +92,7 @@ def test_what_a_subclass_calls_active_holds_and_other_schedules_pass_on_to_all()
     assert schedules.Schedule.passed_on(own, able, step) is able
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"run_eagerly": True, "micro_batches": 2}, {}])
 @pytest.mark.parametrize("schedule", [schedules.Sample({"a": 1, "b": 9}, seed=1), schedules.Alternate({"a": 1, "b": 2})])
 def test_every_update_with_a_label_trains_a_head_and_so_training_goes_on(schedule, options):

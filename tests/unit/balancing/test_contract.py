@@ -27,6 +27,7 @@ SIZES = [(name, (3, 16)[(i + turn) % 2]) for turn in (0, 1) for i, name in enume
 SIZES += [(name, 2) for name in PROMISE_NO_CONFLICT]
 
 
+@pytest.mark.first_cases(8)
 @pytest.mark.parametrize(("name", "num_heads"), quick(len(ALL), SIZES))
 def test_finite_with_the_right_shape_and_dtype_and_as_promised_without_conflict(name, num_heads):
     promises = name in PROMISE_NO_CONFLICT
@@ -45,7 +46,7 @@ def test_finite_with_the_right_shape_and_dtype_and_as_promised_without_conflict(
                 assert not promises or zoo.conflict(update.astype(np.float64), rows) >= -1e-5, case
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", sorted(PROMISE_NO_CONFLICT, key=("DualProj", "MGDA", "NashMTL").__contains__))
 def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name):
     """The last three are quick with many heads."""
@@ -61,7 +62,7 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name):
                 assert zoo.conflict(coefficients.astype(np.float64) @ rows, rows) >= -1e-5, (kind, spread, seed)
 
 
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name):
     num_heads = xla_heads(name)
@@ -82,7 +83,7 @@ def test_float32_is_close_to_float64_and_kept(name):
         np.testing.assert_allclose(narrow, wide, rtol=1e-4, atol=1e-5 * np.abs(wide).max())
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ORDERED])
 def test_the_order_of_heads_does_not_matter(name):
     for kind in ("conflicting", "opposed_scaled", "rank_deficient"):

@@ -25,6 +25,7 @@ def gradients(kind):
     return rows * 10.0 ** random.uniform(-2, 2, size=(MANY, 1))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", [balancing.DualProj, balancing.MGDA, balancing.NashMTL])
 def test_no_head_is_opposed_and_independent_gradients_are_solved(method):
     balancer = method()

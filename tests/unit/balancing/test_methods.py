@@ -223,6 +223,7 @@ def test_pcgrad_and_gradvac_equal_the_papers_on_vectors(kind, seed):
 # ----------------------------------------------------------------------------------- MGDA, CAGrad, Aligned-MTL
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("num_heads", COUNTS)
 def test_mgda_equals_an_exhaustive_search(num_heads):
     for spread in (0.0, 3.0):
@@ -274,7 +275,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("name", "options"), PAIRS)
 def test_the_formula_of_two_heads_is_what_the_solver_of_several_finds(name, options):
     """With an idle head the heads are three, and the solver is that of any number."""
@@ -289,6 +290,7 @@ def test_the_formula_of_two_heads_is_what_the_solver_of_several_finds(name, opti
         close(update_in_graph(method, rows, *options), several, 1e-6, f"{name}{options}, number {number}")
 
 
+@pytest.mark.thorough
 def test_cagrad_of_two_heads_that_almost_oppose_each_other_stays_within_its_radius():
     rng = np.random.default_rng(0)
     for number in range(24):
@@ -299,7 +301,7 @@ def test_cagrad_of_two_heads_that_almost_oppose_each_other_stays_within_its_radi
         assert zoo.conflict(update, rows) > -1e-4, number
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("seed", "c"), list(enumerate([0.2, 1.0, 2.0])))
 def test_cagrad_equals_scipy_and_reaches_the_radius(seed, c):
     for rows, case in cases(0.5, [seed]):
@@ -345,6 +347,7 @@ def test_aligned_mtl_of_dependent_rows_aligns_what_is_there():
 # ------------------------------------------------------------------------------------------- bargaining, impartiality
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("seed", "alpha"), list(enumerate([0.5, 1.0, 2.0, 5.0])))
 def test_bargaining_equals_scipy(seed, alpha):
     for rows, case in cases(1.0, [seed]):
@@ -353,6 +356,7 @@ def test_bargaining_equals_scipy(seed, alpha):
         np.testing.assert_allclose(weights, reference.bargain(rows, alpha), rtol=1e-5, err_msg=case)
 
 
+@pytest.mark.thorough
 @few
 @given(gradients(max_heads=16), st.sampled_from([0.3, 1.0, 2.0, 10.0]))
 def test_bargaining_equation_at_all_scales(rows, alpha):
@@ -363,6 +367,7 @@ def test_bargaining_equation_at_all_scales(rows, alpha):
     assert (np.abs(gramian @ weights - wanted) <= 1e-6 * wanted + rounding).all()
 
 
+@pytest.mark.thorough
 @few
 @given(gradients())
 def test_nash_size_and_independence_of_scales(rows):

@@ -265,6 +265,7 @@ def side(a, b, c):
     return np.sign(product) * (abs(product) > 1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_lines_to_the_names_of_a_front_do_not_cross(seed):
     rng = np.random.default_rng(seed)

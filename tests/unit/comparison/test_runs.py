@@ -85,6 +85,7 @@ def small_sizes():
     return {part: (x, {**y, "size": y["size"] / 2}) for part, (x, y) in compared.arrays().items()}
 
 
+@pytest.mark.thorough
 def test_heads_may_have_the_learning_rates_that_were_chosen_for_them_alone():
     """Against a tape with an optimizer for the encoder and for each head."""
     seed, updates = 3, 4
@@ -212,6 +213,7 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
         main(["compare", str(tmp_path / "my_other_study.py")])
 
 
+@pytest.mark.thorough
 def test_an_epoch_of_a_weighting_is_a_pass_over_the_training_data():
     """20 rows in batches of 12 are a pass of two updates."""
     dwa = weighting.DWA

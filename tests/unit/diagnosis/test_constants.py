@@ -97,6 +97,7 @@ def constant_loss(loss, activation, outputs, labels, of_head, of_data):
     return trainer.diagnose(x, {"a": labels}, **of_data).constant_losses[0]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("name", "kind"), quick(14, CASES))
 def test_constant_losses_are_the_least_of_all_constants(name, kind):
     rng = np.random.default_rng(0)
@@ -123,7 +124,7 @@ def test_constant_losses_are_the_least_of_all_constants(name, kind):
     np.testing.assert_allclose(found, least, rtol=5e-3)  # a head has learned from 5e-2 on
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["samples", "classes"])
 def test_noise_is_not_said_to_be_learned(kind):
     rng = np.random.default_rng(0)

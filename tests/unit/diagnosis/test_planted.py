@@ -60,6 +60,7 @@ def test_of_many_heads_the_text_says_who_gains_and_who_pays_by_the_law_of_the_pa
     assert "moves at 19% of its speed alone, and 'a' at 93% instead of 100%." in finding
 
 
+@pytest.mark.thorough
 @SEEDS
 def test_what_keeps_a_small_weight_is_said(seed):
     for name, weight in (("small_on_purpose", 0.02), ("auxiliary", 0.05)):
@@ -130,6 +131,7 @@ def test_the_planted_trouble_is_found(name, seed):
     assert not others & {"conflict", "conflict in one layer"} and not (name in ALONE and others)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("form", planted.RARE)
 def test_a_rare_class_is_found_in_all_the_data_only(form):
     trainer, data = planted.rare_class(0, form)

@@ -151,6 +151,7 @@ def test_the_suggested_scaling_fits_labels_loss_and_module(name):
         assert "out of reach" not in [each.kind for each in trainer.diagnose(batches(labels)).findings]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("size", "is_too_large"), [(300, True), (3000, True), (12, False)])
 def test_of_a_loss_in_percent_the_suggestion_knows_the_gradient_after_the_division(size, is_too_large):
     labels = size * (1 + 0.1 * NORMAL)

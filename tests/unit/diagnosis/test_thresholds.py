@@ -31,6 +31,7 @@ def diagnosed(loss, labels):
     return trainer.diagnose([(x, {"a": labels})])
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_loss_with_a_threshold_is_not_scaled_for_the_user(name, dtype):

@@ -26,7 +26,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_contract(method):
     order_matters = method is weighting.RandomLossWeighting  # the draws go by position

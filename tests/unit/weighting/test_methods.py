@@ -192,6 +192,7 @@ def test_famo_takes_weight_from_a_head_that_fell_more_and_ignores_what_was_not_m
     assert logits()[0] < 0 < logits()[1] and logits()[2] == 0
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 30.0])
 def test_uwso_is_a_softmax_of_the_weights_that_uncertainties_would_end_with(temperature):
     for scale in (1e-6, 1e-2, 1.0, 1e6):
@@ -216,6 +217,7 @@ def best_groups(values, num_groups):
     return min(means, key=lambda mean: ((values - mean) ** 2).sum())
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 6])
 def test_go4align_follows_the_paper(num_groups):
     for scale in (1e-6, 1.0, 1e6):
