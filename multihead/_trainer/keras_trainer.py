@@ -316,9 +316,20 @@ class KerasTrainer(KerasHooks):
         """Loads what `save_weights` saved, as `keras.Model.load_weights` does.
 
         While `fit` runs, the metrics of the epoch, which Keras saves and loads with the weights, go on as they are.
+
+        Raises:
+            ValueError: The trainer has seen no data, so that its variables do not exist; or the file is not of a trainer.
         """
         build(self, self._state)
         built = self._state.built
+        modules = [self.encoder, *(head.module for head in self._state.setup.heads)]
+        is_built = all(getattr(module, "built", True) for module in modules)
+        if not is_built and os.fspath(filepath).endswith((".h5", ".keras")):  # TensorFlow's checkpoints wait for variables
+            raise ValueError(
+                "The shapes of the data must be known before `load_weights`. Received: a trainer that has seen no data. "
+                "Call `predict` with some inputs first, or load the whole trainer from what `save` wrote, by "
+                "`keras.models.load_model`."
+            )
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
         super().load_weights(filepath, skip_mismatch, **kwargs)
         if before is not None:

@@ -211,6 +211,18 @@ def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
     assert_equal_weights(saved, other)
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")  # as Keras does for its models
+def test_weights_are_loaded_into_a_new_trainer_once_it_has_seen_inputs(tmp_path):
+    saved, new = small(), small()
+    fit(saved, epochs=1)
+    saved.save_weights(tmp_path / "of.weights.h5")
+    with pytest.raises(ValueError, match="Received: a trainer that has seen no data. Call `predict` with some inputs first"):
+        new.load_weights(tmp_path / "of.weights.h5")
+    new.predict(X[:1], verbose=0)
+    new.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, new)
+
+
 def test_weights_of_a_model_that_is_no_trainer_are_refused_with_what_to_do(tmp_path):
     trainer = small()
     fit(trainer, epochs=1)
