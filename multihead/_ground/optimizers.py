@@ -25,6 +25,8 @@ _BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, dict[int, tuple[Variable, list[
 
 # Every class of optimizers that Keras has had.
 ANY_OPTIMIZER = (keras.optimizers.Optimizer, *(() if KERAS_3 else (keras.optimizers.legacy.Optimizer,)))
+COUNTS_IN_PYTHON = () if KERAS_3 else (keras.optimizers.Nadam,)
+"""Optimizers that keep a number of steps in Python, which only moves while a graph is traced, and is not saved."""
 
 
 def optimizer_core(optimizer: Optimizer) -> Optimizer:

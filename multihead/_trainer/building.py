@@ -13,7 +13,7 @@ from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size
 from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable, variable_name
-from multihead._ground.layers import unlock
+from multihead._ground.layers import all_layers, unlock
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products
 from multihead._ground.types import Dataset, Nested, Trainer
@@ -118,7 +118,18 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
         faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
-    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once) if earlier is None else earlier.logs)
+    if earlier is not None:
+        return Built(spec, earlier.logs, earlier.switches)
+    modules = (trainer.encoder, *(head.module for head in heads))
+    parts = [part for module in modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
+    switches = tuple((part, part.trainable) for part in parts)
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
+
+
+def check_switches(trainer: Trainer, state: TrainerState) -> None:
+    """As `check_trained`, where a layer or a variable was switched; before each update of a loop."""
+    if state.built is not None and any(part.trainable != was for part, was in state.built.switches):
+        check_trained(trainer, state)
 
 
 def check_trained(trainer: Trainer, state: TrainerState) -> None:

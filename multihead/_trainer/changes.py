@@ -106,6 +106,7 @@ def set_idle(trainer: Trainer, state: TrainerState, heads: Sequence[str]) -> Non
     check_head_names("heads", heads, state.setup.names)
     replan(trainer, idle=Idle.EXPECTED)
     state.set_idle(heads)
+    state.idle_until_fit = state.idle if state.phase is None else ()
 
 
 def replan(trainer: Trainer, **changes: Any) -> None:

@@ -16,7 +16,7 @@ from multihead._ground.keras import metric_variables, tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Gradient, Nested, Variable
-from multihead._trainer.building import runs_eagerly, unpacked
+from multihead._trainer.building import check_switches, runs_eagerly, unpacked
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.state import TrainerState
 from multihead._update.faults import Broken
@@ -113,6 +113,8 @@ def prepared_tensors(trainer: KerasTrainer, state: TrainerState, batch: Nested) 
 def at_step(trainer: KerasTrainer, state: TrainerState) -> Iterator[UpdateSpec]:
     """How the next update is computed; within the context, a graph checks that it was traced for the current period."""
     spec = state.require_built(trains=True).spec
+    if state.phase is None:
+        check_switches(trainer, state)
     stage = trainer.stage
     following = spec.running.periods[stage + 1 :]
     checks = []
@@ -149,6 +151,7 @@ def measured(trainer: KerasTrainer, state: TrainerState, batches: Iterable[Neste
     if not parts:
         raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
     spec, eagerly = state.require_built().spec, runs_eagerly(trainer)
+    check_switches(trainer, state)
     scaled = [head.scaling for head in state.setup.heads if head.scaling is not None]
     scalings = [variable for scaling in scaled for variable in scaling.variables]
     functions_run_eagerly = tf.config.functions_run_eagerly()

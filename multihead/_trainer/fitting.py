@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from multihead._ground.keras import (
     runs_code_of_users,
 )
 from multihead._ground.types import Callback, Callbacks, ClassWeight, Config, Dataset, Logs, Nested, Tensor
+from multihead._ground.validation import quoted
 from multihead._runs.run import SavedRun
 from multihead._trainer.building import build, check_trained, metrics_of_epoch, runs_eagerly
 from multihead._trainer.keras_trainer import KerasTrainer
@@ -70,7 +72,7 @@ def running_fit(trainer: KerasTrainer, state: TrainerState, prepared: PreparedFi
     with in_phase(trainer, state, "fit", prepared.plan), ExitStack() as stack:
         callbacks = callbacks_of_fit(trainer, state, call, stack, validates=validation is not None)
         state.require_built().logs.take_weights(state.setup.trained)
-        state.set_idle([])  # until a run reaches its checkpoint
+        _begin_without_idle_heads(state)
         state.validation = validation
         stack.callback(setattr, state, "validation", None)
         stack.callback(forget_validation_data, trainer)
@@ -79,6 +81,19 @@ def running_fit(trainer: KerasTrainer, state: TrainerState, prepared: PreparedFi
             loop, callbacks_of_run = run.around(loop, data.x)
             stack.enter_context(callbacks_of_run.running())
         yield loop.for_keras(data, None if validation is None else validation.for_loop(run))
+
+
+def _begin_without_idle_heads(state: TrainerState) -> None:
+    """Makes no head idle, until a run reaches its checkpoint."""
+    if state.idle_until_fit:
+        warnings.warn(
+            f"`fit` begins without idle heads, so it trains {quoted(state.idle_until_fit)}, which `set_idle` made idle "
+            "before. Call `set_idle` in a callback's `on_train_begin`, or give the head `learning_rate_multiplier=0`.",
+            UserWarning,
+            stacklevel=2,
+        )
+    state.idle_until_fit = ()
+    state.set_idle([])
 
 
 def _fit_scalings(trainer: KerasTrainer, state: TrainerState, heads: list[NamedHead], data: Data, call: FitCall) -> None:

@@ -32,7 +32,7 @@ from multihead._ground.keras import KerasHooks, add_state, load_as_arrays, tenso
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.types import Callbacks, Config, Dataset, Function, Logs, Metric, Nested, Tensor, Trainer
-from multihead._ground.validation import as_python, readable_errors
+from multihead._ground.validation import as_python, in_short, readable_errors
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, unpacked
 from multihead._trainer.changes import HeadWeights
@@ -50,6 +50,8 @@ from multihead.heads import Head
 from multihead.schedules import Schedule
 from multihead.telemetry._logs import LogMetrics
 from multihead.weighting import Weighting
+
+NO_TRAINER = "The weights must be those of a trainer"
 
 
 class KerasTrainer(KerasHooks):
@@ -138,6 +140,7 @@ class KerasTrainer(KerasHooks):
     def train_step(self, data: Dataset) -> dict[str, Tensor]:
         """One update, from one batch or from a window of batches; called by Keras."""
         state, plan = self._state, self._state.plan
+        state.evaluates = False
         parts = batches_of_update(data, state.require_options("fit").gradient_accumulation_steps)
         batches = [unpacked(self, state, batch) for batch in parts]
         if state.phase == "fit" and plan.absent is None:  # nothing was known before the first batch
@@ -155,6 +158,7 @@ class KerasTrainer(KerasHooks):
         """Adds one batch to the evaluation; called by Keras."""
         batch = unpacked(self, self._state, data)
         built = self._state.require_built()
+        self._state.evaluates = True
         running, logs = built.spec.running, built.logs
         checks = running.check_labels and not self._state.plan.labels_are_checked
         spec = replace(built.spec, running=replace(running, check_labels=checks))
@@ -238,6 +242,16 @@ class KerasTrainer(KerasHooks):
         """The names of the values that `evaluate` returns as a list, for data with targets for all heads."""
         return [] if self.log_metrics is None else self.log_metrics.names_in_order()
 
+    def get_metrics_result(self) -> Logs:
+        """The metrics so far, by their names in the logs: those of training, or, after an evaluation, of all heads in it."""
+        logs = self.log_metrics
+        if logs is None:
+            return {}
+        evaluates = not int(logs.batches) if tf.executing_eagerly() else self._state.evaluates
+        if evaluates:
+            return over_replicas(lambda: logs.evaluation_logs(self._state.setup.all_names))
+        return over_replicas(logs.training_logs)
+
     def _latest_logs(self, logs: Logs) -> Logs:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
         built = self._state.built
@@ -318,7 +332,8 @@ class KerasTrainer(KerasHooks):
         While `fit` runs, the metrics of the epoch, which Keras saves and loads with the weights, go on as they are.
 
         Raises:
-            ValueError: The trainer has seen no data, so that its variables do not exist; or the file is not of a trainer.
+            ValueError: The trainer has seen no data, so that its variables do not exist; or the file is not of a trainer, or
+                of one with other modules. Then nothing has changed.
         """
         build(self, self._state)
         built = self._state.built
@@ -331,7 +346,21 @@ class KerasTrainer(KerasHooks):
                 "`keras.models.load_model`."
             )
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
-        super().load_weights(filepath, skip_mismatch, **kwargs)
+        parts = (self, self.optimizer, *modules)
+        variables = [tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ())]
+        values = [(variable, tf.convert_to_tensor(variable).numpy()) for variable in variables]
+        try:
+            super().load_weights(filepath, skip_mismatch, **kwargs)
+        except Exception as error:
+            for variable, value in values:
+                variable.assign(value)
+            if not isinstance(error, ValueError) or NO_TRAINER in str(error):
+                raise
+            raise ValueError(
+                "`filepath` must hold what the encoder and the heads of this trainer have, in their shapes. Received: "
+                f"{os.fspath(filepath)!r}, of which Keras says: {in_short(error)} Nothing was changed. Build the modules "
+                "that were saved, or pass `skip_mismatch=True` to load what fits."
+            ) from error
         if before is not None:
             before.restore()
 
@@ -360,8 +389,8 @@ class KerasTrainer(KerasHooks):
         """
         if not any(name.isdigit() for name in store.keys()):  # noqa: SIM118
             raise ValueError(
-                "The weights must be those of a trainer, saved by its `save_weights` or `save`. Received: a file of another "
-                "model. Call `load_weights` of that model, and make the trainer of it or of its layers."
+                f"{NO_TRAINER}, saved by its `save_weights` or `save`. Received: a file of another model. Call "
+                "`load_weights` of that model, and make the trainer of it or of its layers."
             )
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._state.phase is None and has_seeds(store):

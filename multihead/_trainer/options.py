@@ -19,6 +19,7 @@ from multihead._ground.optimizers import (
     ANY_OPTIMIZER,
     APPLYING,
     BY_REPLICAS,
+    COUNTS_IN_PYTHON,
     NOT_CALLED,
     get_optimizer,
     has_loss_scaling,
@@ -266,6 +267,11 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
             "subclass of keras.optimizers.Optimizer with `build` and `update_step`."
         )
     core = optimizer_core(optimizer)
+    if isinstance(core, COUNTS_IN_PYTHON):
+        raise ValueError(
+            "`optimizer` must keep its whole state in variables. Received: Nadam of Keras 2, which counts steps in Python: "
+            "in a graph it does not compute Nadam, and a saved one does not go on. Pass Adam or AdamW, or install Keras 3."
+        )
     for option, instead in _INSTEAD.items():
         value = getattr(core, option, None)
         if value:

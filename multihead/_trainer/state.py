@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from multihead._data.batch import Batch
 from multihead._data.data import Data
-from multihead._ground.types import Optimizer
+from multihead._ground.types import Layer, Optimizer
 from multihead._ground.validation import quoted
 from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
@@ -64,6 +64,7 @@ class Built:
 
     spec: UpdateSpec
     logs: LogMetrics
+    switches: tuple[tuple[Layer, bool], ...] = ()  # layers and variables, and whether they were trainable when it was built
 
 
 class Checked(NamedTuple):
@@ -95,7 +96,9 @@ class TrainerState:
         shapes: What data have shown.
         built: What is made of both; None before the first data, and after `compile`, `add_head` and `remove_head`.
         idle: The heads that are idle.
+        idle_until_fit: Those of them that were made idle outside of `fit`.
         phase: `"fit"`, or `"validation"` while `fit` runs; None outside of `fit`.
+        evaluates: Whether the step that was traced last is one of an evaluation.
         plan: What the step that runs now was made with; nothing where a step is called by hand.
         validation: The validation data of a `fit` that is running.
         origin: The model that `from_model` has made the trainer of.
@@ -107,7 +110,9 @@ class TrainerState:
         self.shapes = Shapes()
         self.built: Built | None = None
         self.idle: tuple[str, ...] = ()
+        self.idle_until_fit: tuple[str, ...] = ()
         self.phase: str | None = None
+        self.evaluates = False
         self.plan = Plan()
         self.validation: Checked | None = None
         self.origin: Origin | None = None

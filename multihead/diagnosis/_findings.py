@@ -161,7 +161,7 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         head, labels = diagnosis.heads[k], diagnosis.labels[k]
         advice = (
             "`suggestion` leaves them: the head has learned already, or no `target_scaling` fits its loss, its labels and "
-            "its module. For a new run, end the module in a `keras.layers.Rescaling`, or scale the labels yourself."
+            "its module. For a new run, end the module in a `keras.layers.Rescaling`."
         )
         if k in suggested:
             others = ""

@@ -137,3 +137,17 @@ def test_gradients_of_the_encoder_alone_are_applied():
         for old, new in zip(values, state_of(trainer, head), strict=True):
             np.testing.assert_array_equal(old, new)
     assert not np.array_equal(encoder[1], tiny.values(trainer.encoder.variables)[1])
+
+
+def test_heads_that_are_made_idle_before_fit_are_trained_and_it_is_said():
+    inputs, targets = tiny.data(4)
+    trainer = tiny.trainer("adam")
+    trainer.train_on_batch(inputs, targets)
+    trainer.set_idle(["tag"])
+    before = state_of(trainer, "tag")
+    trainer.train_on_batch(inputs, targets)
+    for old, new in zip(before, state_of(trainer, "tag"), strict=True):
+        np.testing.assert_array_equal(old, new)
+    with pytest.warns(UserWarning, match="`fit` begins without idle heads, so it trains 'tag'.*`on_train_begin`"):
+        trainer.fit(inputs, targets, verbose=0)
+    trainer.fit(inputs, targets, verbose=0)  # what is said once

@@ -198,10 +198,18 @@ def test_trainable_is_set_before_compile(part, is_frozen_first, rebuilt):
         trainer.evaluate(x[:, :1], {"a": x[:, :1, :1]}, verbose=0)
     before = tiny.values(trainer.variables)
     kept = "would not be trained" if is_frozen_first else "but would be trained"
-    with pytest.raises(
-        ValueError, match=rf"`trainable` of layers must be set before `compile`.*kernel.*{kept}.*compile. again"
+    batch = x, {"a": x[..., :1]}
+    for call in (
+        lambda: trainer.fit(*batch, verbose=0),
+        lambda: trainer.train_on_batch(*batch),
+        lambda: trainer.compute_gradients(batch),
+        lambda: trainer.head_gradients(batch, "parameters"),
+        lambda: trainer.diagnose(*batch),
     ):
-        trainer.fit(x, {"a": x[..., :1]}, verbose=0)
+        with pytest.raises(
+            ValueError, match=rf"`trainable` of layers must be set before `compile`.*kernel.*{kept}.*compile. again"
+        ):
+            call()
     for old, new in zip(before, tiny.values(trainer.variables)):
         np.testing.assert_array_equal(old, new)
     kernel = np.array(changed.get_weights()[0])

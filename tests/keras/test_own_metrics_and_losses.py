@@ -151,3 +151,30 @@ def test_add_metric_is_refused_in_words():
         ValueError, match=r"`add_metric` must not be called on a trainer.*`metrics=\[\.\.\.\]` to `add_head`"
     ):
         trainer.add_metric(keras.metrics.Mean(), name="mean")
+
+
+class WithResult(MultiHeadTrainer):
+    def train_step(self, data):
+        super().train_step(data)
+        return self.get_metrics_result()
+
+    def test_step(self, data):
+        super().test_step(data)
+        return self.get_metrics_result()
+
+
+def test_the_result_of_all_metrics_is_the_logs():
+    x = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
+    y = {name: (x[:, i] > 0).astype(int) for i, name in enumerate("ab")}
+    histories = []
+    for kind in (MultiHeadTrainer, WithResult):
+        keras.utils.set_random_seed(0)
+        trainer = kind(keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)]))
+        for name in y:
+            head = keras.layers.Dense(2, activation="softmax")
+            trainer.add_head(name, head, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        trainer.compile("sgd")
+        histories.append(trainer.fit(x, y, batch_size=4, shuffle=False, validation_data=(x, y), verbose=0).history)
+        evaluated = trainer.evaluate(x, y, return_dict=True, verbose=0)
+        np.testing.assert_equal({name: float(value) for name, value in trainer.get_metrics_result().items()}, evaluated)
+    assert histories[0] == histories[1] and "b_accuracy" in histories[1] and "val_a_accuracy" in histories[1]

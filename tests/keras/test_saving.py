@@ -234,6 +234,18 @@ def test_weights_of_a_model_that_is_no_trainer_are_refused_with_what_to_do(tmp_p
     np.testing.assert_equal(tiny.values(trainer.encoder.variables), before)
 
 
+def test_weights_that_do_not_fit_change_nothing(tmp_path):
+    saved, other = small("ab"), small("ac")
+    for trainer in (saved, other):
+        fit(trainer, epochs=1)
+    saved.save_weights(tmp_path / "of.weights.h5")
+    state = [*other.variables, *other.optimizer.variables]
+    before = tiny.values(state)
+    with pytest.raises(ValueError, match="(?s)`filepath` must hold what the encoder and the heads.*skip_mismatch=True"):
+        other.load_weights(tmp_path / "of.weights.h5")
+    np.testing.assert_equal(tiny.values(state), before)
+
+
 class Linear(tf.Module):
     def __init__(self, inputs):
         super().__init__()
