@@ -79,3 +79,35 @@ def picture(lines: Sequence[Line]) -> Any:
         row[0].set_ylabel("against alone, %", color=GREY, fontsize=9)
     axes[-1][0].set_xlabel("weight of the second head in the plain sum", color=GREY, fontsize=9)
     return figure
+
+
+def one_run(lines: Sequence[Line]) -> Any:
+    """Draws a row for each data set: runs with seven weights, from the best to the worst, and a run with a balancer."""
+    from multihead._display.drawing import GREY, colour, new_figure, open_axis
+
+    figure, ((axis,),) = new_figure("one_run", 1, 1, (6.2, 0.55 * len(lines) + 1.1))
+    names = []
+    for row, line in enumerate(lines):
+        means = {variant: tables.changes(line, variant).mean() for variant in (*WEIGHTS.values(), *BALANCERS)}
+        by_weight = [means[variant] for variant in WEIGHTS.values()]
+        best, worst = max(by_weight), min(by_weight)
+        lost = {variant: 100 * (best - mean) / (best - worst) for variant, mean in means.items()}
+        axis.plot([0, 100], [row, row], color=GREY, lw=0.8, alpha=0.5)
+        axis.plot([lost[variant] for variant in WEIGHTS.values()], [row] * len(WEIGHTS), "o", color=GREY, ms=6, alpha=0.6)
+        axis.plot(lost[BALANCERS[1]], row, "D", color=colour(0), ms=9)
+        axis.plot(lost[PLAIN], row, "o", mfc="none", mec="black", mew=1.5, ms=9)
+        heads = list(line["directions"])
+        two = " and ".join(head.replace("_", " ") for head in heads)
+        names.append(two if len(heads) == 2 else f"{line['set']}, {len(heads)} heads")
+        if row == 0:
+            at = {"xytext": (0, 12), "textcoords": "offset points", "ha": "center", "fontsize": 10, "fontweight": "bold"}
+            axis.annotate("NormFloor(1.0)", (lost[BALANCERS[1]], row), color=colour(0), **at)
+            axis.annotate("weight 1", (lost[PLAIN], row), color="black", **at)
+            axis.annotate("other weights", (100, row), color=GREY, **{**at, "ha": "right"})
+    axis.set_yticks(range(len(lines)), names)
+    axis.set_ylim(len(lines) - 0.5, -0.9)
+    axis.set_xticks([0, 50, 100], ["best of 7 weights", "halfway", "worst"])
+    open_axis(axis)
+    axis.spines["left"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    return figure
