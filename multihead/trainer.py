@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead import balancing, schedules
 from multihead import weighting as weightings
 from multihead._data.call import FitCall, as_data, read_batches
-from multihead._data.data import batches_of_update
+from multihead._data.data import Data, batches_of_update
 from multihead._formats.export import chosen_heads, export_heads
 from multihead._formats.from_model import compiled_arguments, split_model
 from multihead._formats.to_keras import keras_model
@@ -50,6 +50,7 @@ from multihead._trainer.fitting import (
     evaluating,
     in_phase,
     planned,
+    prepare_validation,
     prepared_batch,
     prepared_evaluation,
     prepared_fit,
@@ -508,9 +509,12 @@ class MultiHeadTrainer(KerasTrainer):
         check_known(state.setup.heads, "evaluate")
         # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
         validates = validates_during_fit(kwargs)
-        own_batch_size = None if validates else batch_size
-        read = as_data(x, y, sample_weight, state.setup.all_names, own_batch_size)
-        data = prepared_evaluation(self, state, read)
+        if validates and state.validation is not None:  # of which Keras has an iterator, and a generator no second pass
+            prepare_validation(self, state, state.validation)
+            data = Data(x, y, sample_weight)
+        else:
+            read = as_data(x, y, sample_weight, state.setup.all_names, None if validates else batch_size)
+            data = prepared_evaluation(self, state, read)
         with evaluating(self, state, validates=validates):
             results: Results = super().evaluate(
                 data.x,

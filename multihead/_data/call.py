@@ -66,10 +66,18 @@ class FitCall:
         }
 
 
-def as_data(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
+def as_data(
+    x: Dataset,
+    y: Nested,
+    sample_weight: Nested,
+    head_names: Sequence[str],
+    batch_size: int | None = None,
+    *,
+    trains: bool = False,
+) -> Data:
     """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them."""
     if not gives_batches(x):
-        data = read_arrays(x, y, sample_weight, head_names)
+        data = read_arrays(x, y, sample_weight, head_names, trains=trains)
         check_not_empty(x, num_examples(data.x))
         return data._replace(batch_size=batch_size if isinstance(batch_size, int) else None)
     _refuse_beside_batches(x, y, sample_weight, batch_size)
@@ -104,7 +112,7 @@ def gives_batches(x: Dataset) -> bool:
 
 def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | None]:
     """The data of a `fit`, checked, and its validation data, if any."""
-    data = as_data(call.x, call.y, call.sample_weight, head_names, call.batch_size)
+    data = as_data(call.x, call.y, call.sample_weight, head_names, call.batch_size, trains=True)
     fraction, validation = call.validation_split, call.validation_data
     if call.initial_epoch >= call.epochs:
         received = f"epochs={call.epochs}, initial_epoch={call.initial_epoch}"

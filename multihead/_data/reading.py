@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -81,30 +81,32 @@ def _as_array(argument: str, value: Any) -> Nested:
             f"`{argument}` must be numbers, or strings. Received: a {received} of dtype {value.dtype}. Convert it: of dates "
             "and times, take the days or seconds since one of them, as numbers; of a structured array, its fields as a dict."
         )
-    if not np.issubdtype(value.dtype, np.floating):
-        return value
+    is_floating = np.issubdtype(value.dtype, np.floating)  # then it gets Keras's dtype, in which Keras passes it on
     with np.errstate(over="ignore"):
-        taken = value.astype(keras.backend.floatx(), copy=False)  # Keras's dtype, in which Keras passes it on
-    if taken.dtype.itemsize < value.dtype.itemsize:
-        _check_digits(argument, value, taken)
-    return taken
+        return value.astype(keras.backend.floatx(), copy=False) if is_floating else value
 
 
-def _check_digits(argument: str, value: np.ndarray, taken: np.ndarray) -> None:
-    """Checks that numbers still differ as they did after they were rounded."""
-    counts = np.isfinite(value) & np.isfinite(taken)
-    present = value[counts]
-    lost, deviation = np.abs(taken[counts] - present), present.std() if present.size else 0.0
-    # What differs in the last digits of double precision was meant to be equal.
-    if present.size and deviation > 1e-12 * np.abs(present).max() and lost.max() > _LOST * deviation:
-        raise ValueError(
-            f"`{argument}` must keep its differences in {taken.dtype}, Keras's `floatx`. Received: numbers between "
-            f"{present.min():.15g} and {present.max():.15g}, rounded by up to {lost.max():.3g}. Subtract a constant "
-            "from them, such as the first, or pass whole numbers as integers."
-        )
+def _check_digits(argument: str, value: Any, taken: Tensor) -> None:
+    """Checks that the numbers of each column of targets differ as they did before they were rounded."""
+    given = value.to_numpy() if hasattr(value, "iloc") else np.asarray(value)
+    if given.dtype != np.float64 or taken.dtype != np.float32 or not given.size:
+        return
+    columns, rounded = (np.reshape(array, (-1, array.shape[-1] if array.ndim > 1 else 1)).T for array in (given, taken))
+    for column, kept in zip(columns, rounded):
+        counts = np.isfinite(column) & np.isfinite(kept)
+        present = column[counts]
+        lost, deviation = np.abs(kept[counts] - present), present.std() if present.size else 0.0
+        # What differs in the last digits of double precision was meant to be equal.
+        if present.size and deviation > 1e-12 * np.abs(present).max() and lost.max() > _LOST * deviation:
+            raise ValueError(
+                f"`{argument}` must keep its differences in {taken.dtype}, Keras's `floatx`. Received: numbers between "
+                f"{present.min():.15g} and {present.max():.15g}, rounded by up to {lost.max():.3g}. Subtract a constant "
+                "from them, such as the first, or pass whole numbers as integers."
+            )
 
 
-def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str]) -> Data:
+def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], *, trains: bool = False) -> Data:
+    """Arrays of all examples; those that a head `trains` on must keep their differences in Keras's precision."""
     if x is None:
         raise ValueError("`x` must be given. Received: x=None. Pass the inputs, or a dataset of batches.")
     if y is None:
@@ -113,7 +115,7 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
             f"{type(x).__name__}. Pass the targets as a dict by head name; the heads are {quoted(head_names)}."
         )
     inputs = as_arrays("x", x)
-    targets = _named_arrays("y", "targets", y, head_names)
+    targets = _named_arrays("y", "targets", y, head_names, check=_check_digits if trains else None)
     weights = {}
     if sample_weight is not None:
         weights = _named_arrays("sample_weight", "sample_weights", sample_weight, head_names)
@@ -133,7 +135,13 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
     return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
-def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[str]) -> dict[str, Tensor]:
+def _named_arrays(
+    argument: str,
+    name: str,
+    values: Any,
+    head_names: Sequence[str],
+    check: Callable[[str, Any, Tensor], None] | None = None,
+) -> dict[str, Tensor]:
     """One array per head, from a dict, a data frame with the heads as columns, a series, or a single head's array."""
     if hasattr(values, "iloc"):
         if values.ndim == 2 and set(values.columns) & set(head_names):
@@ -148,6 +156,8 @@ def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[st
                 f"`{argument}[{head!r}]` must be one array. Received: a {type(value).__name__} of {len(array)}. Add a head "
                 "for each of them, or stack them."
             )
+        if check is not None and isinstance(array, np.ndarray):
+            check(f"{argument}[{head!r}]", value, array)
         arrays[head] = array
     return arrays
 

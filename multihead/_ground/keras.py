@@ -24,6 +24,9 @@ STACK = "Keras 3" if KERAS_3 else "Keras 2"
 # Whether each metric in a flat list passed to `compile` is for all outputs even if there are as many metrics as outputs.
 METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
 
+# Whether the metrics in the list that `evaluate` returns are in the order of their names, and not of their definition.
+METRICS_ARE_SORTED = KERAS_3
+
 # Whether every epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
 SEQUENCES_BEGIN_ANEW = not KERAS_3
 

@@ -223,10 +223,20 @@ def prepared_evaluation(trainer: KerasTrainer, state: TrainerState, data: Data) 
         evaluated = Checked(data, earlier.plan)
     else:
         evaluated = _with_checked_labels(state, data, in_xla=trainer.jit_compile)
+    _plan_evaluation(trainer, evaluated.plan)
+    return evaluated.data
+
+
+def _plan_evaluation(trainer: KerasTrainer, plan: Plan) -> None:
     function = trainer.make_test_function()
     if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
-        function.plan = Plan(evaluated.plan.ranks, evaluated.plan.labels_are_checked)
-    return evaluated.data
+        function.plan = Plan(plan.ranks, plan.labels_are_checked)
+
+
+def prepare_validation(trainer: KerasTrainer, state: TrainerState, validation: Checked) -> None:
+    """Builds for the validation data that a `fit` has read and checked."""
+    build(trainer, state, validation.data.specs, validation.data)
+    _plan_evaluation(trainer, validation.plan)
 
 
 @contextmanager

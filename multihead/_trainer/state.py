@@ -74,10 +74,13 @@ class Checked(NamedTuple):
     plan: Plan
 
     def for_loop(self, run: object | None) -> Data:
-        """The data as Keras's loop reads them for validation: during a run, what Python makes is a dataset."""
-        if run is None or self.data.batches is None:
+        """The data as Keras's loop reads them for validation: a generator, and during a run all of Python, is a dataset.
+
+        Keras 3 reads a generator ahead in a thread, and validates on other batches in each run of a program.
+        """
+        if self.data.batches is None or (run is None and self.data.length is not None):
             return self.data
-        return Data(self.data.as_dataset(None, None, False, "`Checkpoint`"), specs=self.data.specs)
+        return Data(self.data.as_dataset(None, None, False, "`validation_data`"), specs=self.data.specs)
 
 
 class Origin(NamedTuple):

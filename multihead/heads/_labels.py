@@ -205,7 +205,8 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
         Weights by class, for `add_head(..., class_weight=...)`.
 
     Raises:
-        ValueError: There is no label, or a label is not a whole number of at least 0.
+        ValueError: There is no label, a label is not a whole number of at least 0, or the rows are one-hot.
+        TypeError: A data set yields something else than arrays of labels.
 
     Example:
         >>> class_weights([0, 0, 0, 1, -1], ignore_label=-1)
@@ -213,7 +214,13 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
     """
     is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
     counts: Counter[int] = Counter()
+    one_hot = True
     for array in labels if is_stream else [labels]:
+        if isinstance(array, (dict, tuple)):
+            raise TypeError(
+                f"`labels` must be labels, or a data set of them alone. Received: a data set of {type(array).__name__}s. "
+                'Map it to the labels, as in `class_weights(dataset.map(lambda x, y: y["kind"]))`.'
+            )
         batch = array.compressed() if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
         kept = wrong = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
         if batch.dtype.kind in "biuf":
@@ -225,9 +232,16 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
                 f"Received: {wrong[:3].tolist()} among them. Number the classes from 0, perhaps with "
                 "`keras.layers.StringLookup`, and pass the label of missing elements as `ignore_label`."
             )
+        rows = batch.reshape(-1, batch.shape[-1]) if batch.ndim > 1 and batch.shape[-1] > 1 else np.zeros([1, 1])
+        one_hot = one_hot and bool(((rows == 1).sum(axis=1) == 1).all() and ((rows == 0) | (rows == 1)).all())
         counts.update(kept.astype(np.int64).tolist())
     if not counts:
         raise ValueError("`labels` must hold at least one label. Received: none. Pass the labels of the training data.")
+    if one_hot:
+        raise ValueError(
+            "`labels` must be class numbers. Received: rows of zeros and a single 1, as one-hot labels are. Pass "
+            "`labels.argmax(axis=-1)`; if 0 and 1 are the numbers of classes, `labels.ravel()`."
+        )
     total = sum(counts.values())
     return {label: total / (len(counts) * counts[label]) for label in sorted(counts)}
 

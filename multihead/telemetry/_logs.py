@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._ground.keras import METRICS_ARE_SORTED, Untracked, first_replica_variable, tensor_variable
 from multihead._ground.layers import losses_of_call, losses_of_weights
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Metric, Tensor
@@ -338,7 +338,8 @@ class LogMetrics:
         of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
-        of_heads = sorted(name for name in of_heads if name not in losses)
+        of_heads = [name for name in of_heads if name not in losses]
+        of_heads = sorted(of_heads) if METRICS_ARE_SORTED else of_heads
         return ["loss", *losses, *of_heads, *added, *self._results_of_layers()]
 
     def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:

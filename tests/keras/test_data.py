@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import weakref
 
 import keras
@@ -360,6 +361,38 @@ ERRORS = [
     (lambda: (dataset(X, BOTH), None), {"validation_split": 0.5}, r"`validation_split` must be 0 unless.*with x of type"),
     (lambda: (X, BOTH), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
 ]
+
+
+def test_validations_by_a_generator_go_on_from_batch_to_batch(pair):
+    """Also through the batches that were looked at to know what it yields."""
+
+    def batch(i):
+        return np.full((2, 3), i / 4, "float32"), {name: np.full((2, 1), 10.0**i, "float32") for name in "ab"}
+
+    pair.compile(keras.optimizers.SGD(0.0))
+    fitted = pair.fit(
+        *batch(0), epochs=3, validation_data=map(batch, itertools.cycle(range(4))), validation_steps=3, verbose=0
+    )
+    alone = [pair.evaluate(*batch(i), return_dict=True, verbose=0)["b_loss"] for i in range(4)]
+    expected = [np.mean([alone[i] for i in places]) for places in ((0, 1, 2), (3, 0, 1), (2, 3, 0))]
+    np.testing.assert_allclose(fitted.history["val_b_loss"], expected, rtol=1e-5)
+
+
+def test_digits_are_asked_for_where_a_head_trains_on_them(pair):
+    """Not of inputs, of single batches and where nothing is trained."""
+    steady = 101325.1 + 0.003 * np.arange(10.0)
+    x, both = np.stack([steady, steady, X[:, 0]], 1), {"a": Y, "b": steady}
+    pair.predict(x, verbose=0)
+    pair.evaluate(x, both, verbose=0)
+    pair.train_on_batch(x, both)
+    pair.fit(Batches(batches(x, both)), verbose=0)
+    with pytest.raises(ValueError, match=r"`y\['b'\]` must keep its differences"):
+        pair.fit(x, {"a": Y, "b": np.stack([steady], 1)}, verbose=0)
+    two = MultiHeadTrainer(keras.layers.Dense(2))
+    two.add_head("a", keras.layers.Dense(2), "mse")
+    two.compile("sgd")
+    with pytest.raises(ValueError, match="between 101325.1 and 101325.127, rounded"):
+        two.fit(x, np.stack([1e6 * X[:, 0], steady], 1), verbose=0)
 
 
 def test_labels_that_single_precision_keeps_apart_are_taken(pair):

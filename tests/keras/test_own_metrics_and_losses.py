@@ -178,3 +178,16 @@ def test_the_result_of_all_metrics_is_the_logs():
         evaluated = trainer.evaluate(x, y, return_dict=True, verbose=0)
         np.testing.assert_equal({name: float(value) for name, value in trainer.get_metrics_result().items()}, evaluated)
     assert histories[0] == histories[1] and "b_accuracy" in histories[1] and "val_a_accuracy" in histories[1]
+
+
+def test_a_list_of_metrics_has_the_order_of_keras():
+    x, y = np.ones((4, 3), "float32"), {"a": np.zeros((4, 1), "float32"), "b": np.ones((4, 1), "float32")}
+    inputs = keras.Input((3,))
+    features = keras.layers.Dense(2)(inputs)
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(features) for name in "ab"})
+    metrics, weighted = {"a": ["mse", "mae"], "b": ["mae"]}, {"a": ["mape"]}
+    model.compile("sgd", {"a": "mse", "b": "mse"}, metrics=metrics, weighted_metrics=weighted)
+    expected = model.evaluate(x, y, verbose=0)
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.compile("sgd")
+    np.testing.assert_allclose(trainer.evaluate(x, y, verbose=0), expected, rtol=1e-6)

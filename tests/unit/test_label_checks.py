@@ -200,11 +200,22 @@ def test_class_weights_that_cannot_be(weights, rule):
         ([-1], r"Received: \[-1\] among"),
         ([0.5], "whole numbers"),
         (["a"], "must be class numbers"),
+        (np.eye(3)[[0, 2, 1, 1]], r"one-hot labels are. Pass `labels.argmax\(axis=-1\)`"),
+        (tf.data.Dataset.from_tensors(np.eye(2, dtype=int)), "one-hot labels are"),
     ],
 )
 def test_labels_without_class_weights(labels, rule):
     with pytest.raises(ValueError, match=f"`labels` must.*{rule}|{rule}"):
         class_weights(labels)
+
+
+def test_class_weights_of_a_data_set_of_pairs():
+    labels = np.array([0, 1, 1, 2])
+    pairs = tf.data.Dataset.from_tensors((np.zeros([4, 1]), {"a": labels}))
+    with pytest.raises(TypeError, match="`labels` must be labels.*a data set of tuples.*dataset.map"):
+        class_weights(pairs)
+    assert class_weights(pairs.map(lambda x, y: y["a"])) == class_weights(labels)
+    assert class_weights([[0, 1], [1, 1]]) == class_weights([0, 1, 1, 1])
 
 
 def test_a_loss_of_ones_own_with_a_mask():
