@@ -61,7 +61,8 @@ TRAINER = {
     ),
     "Saving and exporting": "save load_model save_weights load_weights to_keras export to_json",
     "Custom training loops": (
-        "compute_gradients apply_gradients head_gradients num_updates update_count stage update_spec log_metrics"
+        "compute_gradients apply_gradients head_gradients get_metrics_result num_updates update_count stage update_spec "
+        "log_metrics"
     ),
     "Of Keras, with limits": "add_loss add_metric",
 }

@@ -122,7 +122,7 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
         return Built(spec, earlier.logs, earlier.switches)
     modules = (trainer.encoder, *(head.module for head in heads))
     parts = [part for module in modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
-    switches = tuple((part, part.trainable) for part in parts)
+    switches = tuple((part, part.trainable) for part in parts if hasattr(part, "trainable"))
     return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
 
 

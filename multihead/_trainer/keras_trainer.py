@@ -346,7 +346,7 @@ class KerasTrainer(KerasHooks):
                 "`keras.models.load_model`."
             )
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
-        parts = (self, self.optimizer, *modules)
+        parts = (self, getattr(self, "optimizer", None), *modules)
         variables = [tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ())]
         values = [(variable, tf.convert_to_tensor(variable).numpy()) for variable in variables]
         try:

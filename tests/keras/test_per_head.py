@@ -79,6 +79,7 @@ def told(callback, model, metrics):
         scores.append(logs.get("val_score"))
         if model.stop_training:
             break
+    model.set_idle([])
     return scores
 
 

@@ -36,9 +36,9 @@ NEVER = re.compile(
 )
 """What has a number and is no result: versions, places in papers, the level of intervals."""
 NO_RESULTS = {
-    "README.md": {"price weight of 0.3": "a setting"},
+    "README.md": {"NormFloor(1.0)": "a setting"},
     "docs/faq.md": {"predicts 0.3 instead of 30,000": "an example of a prediction in the wrong units"},
-    "docs/index.md": {"price weight of 0.3": "a setting"},
+    "docs/index.md": {"NormFloor(1.0)": "a setting"},
     "docs/reliability.md": {"a representation of 50 MB": "a limit that is tested"},
     "docs/tutorials/ranking.md": {
         "3 % are clicked, and 8 % of these bought": "settings of the data",

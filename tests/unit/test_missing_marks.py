@@ -155,10 +155,10 @@ def test_errors_of_other_signatures_keep_their_message(trainer, monkeypatch):
     real = arguments.as_data
     for error in (Coded(7, "no rows"), UnicodeDecodeError("utf-8", b"x", 0, 1, "no text")):
 
-        def read(x, *others, error=error):
+        def read(x, *others, error=error, **options):
             if x is None:
                 raise error
-            return real(x, *others)
+            return real(x, *others, **options)
 
         monkeypatch.setattr(arguments, "as_data", read)
         with pytest.raises(ValueError, match="In `validation_data`: .*(code 7: no rows|no text)") as raised:
