@@ -202,7 +202,8 @@ def pictures() -> dict[str, Any]:
     bars |= {f"{variant}{EQUAL_COST}": name for variant, name in names.items()}
     return {
         "replies.png": tables.bars(of_example, bars, ("exact replies", "right price ranges")),
-        **({"weights.png": weights.picture(of_weights), "one_run.png": weights.one_run(of_weights)} if of_weights else {}),
+        "weights.png": weights.picture(of_weights),
+        "one_run.png": weights.one_run(of_weights),
         "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent", logarithmic=True),
         "molecules.png": tables.draw(assays, "area under the ROC curve, against alone"),
         "requests.png": tables.draw(sharing, "at equal cost, against alone, percent"),

@@ -22,11 +22,16 @@ def regrets(line: Line) -> dict[str, np.ndarray]:
 
     The best weight, as the worst, is that of the mean over seeds. "median weight" is the median over the seven weights.
     """
-    means = {variant: tables.changes(line, variant).mean(axis=0) for variant in (*WEIGHTS.values(), *BALANCERS)}
+    means = _means(line)
     order = sorted(WEIGHTS.values(), key=lambda variant: means[variant].mean())
     chosen = {"weight 1": PLAIN, "worst weight": order[0], "median weight": order[len(order) // 2]}
     chosen |= dict(zip(BALANCERS, BALANCERS))
     return {name: means[order[-1]] - means[variant] for name, variant in chosen.items()}
+
+
+def _means(line: Line) -> dict[str, np.ndarray]:
+    """By variant, the mean over heads of the change against alone, by seed."""
+    return {variant: tables.changes(line, variant).mean(axis=0) for variant in (*WEIGHTS.values(), *BALANCERS)}
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -88,7 +93,7 @@ def one_run(lines: Sequence[Line]) -> Any:
     figure, ((axis,),) = new_figure("one_run", 1, 1, (6.2, 0.55 * len(lines) + 1.1))
     names = []
     for row, line in enumerate(lines):
-        means = {variant: tables.changes(line, variant).mean() for variant in (*WEIGHTS.values(), *BALANCERS)}
+        means = {variant: by_seed.mean() for variant, by_seed in _means(line).items()}
         by_weight = [means[variant] for variant in WEIGHTS.values()]
         best, worst = max(by_weight), min(by_weight)
         lost = {variant: 100 * (best - mean) / (best - worst) for variant, mean in means.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -115,7 +115,7 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
             f"{type(x).__name__}. Pass the targets as a dict by head name; the heads are {quoted(head_names)}."
         )
     inputs = as_arrays("x", x)
-    targets = _named_arrays("y", "targets", y, head_names, check=_check_digits if trains else None)
+    targets = _named_arrays("y", "targets", y, head_names, trains=trains)
     weights = {}
     if sample_weight is not None:
         weights = _named_arrays("sample_weight", "sample_weights", sample_weight, head_names)
@@ -136,11 +136,7 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
 
 
 def _named_arrays(
-    argument: str,
-    name: str,
-    values: Any,
-    head_names: Sequence[str],
-    check: Callable[[str, Any, Tensor], None] | None = None,
+    argument: str, name: str, values: Any, head_names: Sequence[str], *, trains: bool = False
 ) -> dict[str, Tensor]:
     """One array per head, from a dict, a data frame with the heads as columns, a series, or a single head's array."""
     if hasattr(values, "iloc"):
@@ -156,8 +152,8 @@ def _named_arrays(
                 f"`{argument}[{head!r}]` must be one array. Received: a {type(value).__name__} of {len(array)}. Add a head "
                 "for each of them, or stack them."
             )
-        if check is not None and isinstance(array, np.ndarray):
-            check(f"{argument}[{head!r}]", value, array)
+        if trains and isinstance(array, np.ndarray):
+            _check_digits(f"{argument}[{head!r}]", value, array)
         arrays[head] = array
     return arrays
 

@@ -45,6 +45,7 @@ from multihead._update.pipeline import compute_update
 from multihead._update.representation import call_encoder
 from multihead._update.scaling import check_known
 from multihead._update.spec import UpdateSpec
+from multihead._update.update import RollBack
 from multihead.balancing import Balancer
 from multihead.heads import Head
 from multihead.schedules import Schedule
@@ -347,13 +348,11 @@ class KerasTrainer(KerasHooks):
             )
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
         parts = (self, getattr(self, "optimizer", None), *modules)
-        variables = [tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ())]
-        values = [(variable, tf.convert_to_tensor(variable).numpy()) for variable in variables]
+        whole = RollBack(tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ()))
         try:
             super().load_weights(filepath, skip_mismatch, **kwargs)
         except Exception as error:
-            for variable, value in values:
-                variable.assign(value)
+            whole.restore()
             if not isinstance(error, ValueError) or NO_TRAINER in str(error):
                 raise
             raise ValueError(

@@ -64,7 +64,7 @@ class Built:
 
     spec: UpdateSpec
     logs: LogMetrics
-    switches: tuple[tuple[Layer, bool], ...] = ()  # layers and variables, and whether they were trainable when it was built
+    switches: tuple[tuple[Layer, bool], ...]  # layers and variables, and whether they were trainable when it was built
 
 
 class Checked(NamedTuple):

@@ -232,8 +232,8 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
                 f"Received: {wrong[:3].tolist()} among them. Number the classes from 0, perhaps with "
                 "`keras.layers.StringLookup`, and pass the label of missing elements as `ignore_label`."
             )
-        rows = batch.reshape(-1, batch.shape[-1]) if batch.ndim > 1 and batch.shape[-1] > 1 else np.zeros([1, 1])
-        one_hot = one_hot and bool(((rows == 1).sum(axis=1) == 1).all() and ((rows == 0) | (rows == 1)).all())
+        has_columns = batch.ndim > 1 and batch.shape[-1] > 1
+        one_hot = one_hot and has_columns and bool((np.sort(batch) == np.eye(batch.shape[-1])[-1]).all())
         counts.update(kept.astype(np.int64).tolist())
     if not counts:
         raise ValueError("`labels` must hold at least one label. Received: none. Pass the labels of the training data.")
