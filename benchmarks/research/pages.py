@@ -204,6 +204,7 @@ def pictures() -> dict[str, Any]:
         "replies.png": tables.bars(of_example, bars, ("exact replies", "right price ranges")),
         "weights.png": weights.picture(of_weights),
         "one_run.png": weights.one_run(of_weights),
+        "pace.png": tables.floors(read(RESULTS / "floor.jsonl"), ("digit_pictures", "two_labels")),
         "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent", logarithmic=True),
         "molecules.png": tables.draw(assays, "area under the ROC curve, against alone"),
         "requests.png": tables.draw(sharing, "at equal cost, against alone, percent"),

@@ -277,3 +277,37 @@ def front(line: Line, variants: Sequence[str]) -> Any:
     known = [variant for variant in variants if variant in line["values"]]
     found = comparison(line, known or [PLAIN])
     return None if found is None else found.plot()
+
+
+FLOORS = {0.0: PLAIN, 0.2: "NormFloor", 0.5: "NormFloor 0.5", 1.0: "NormFloor 1"}
+
+
+def floors(lines: Sequence[Line], names: Sequence[str]) -> Any:
+    """Draws the paces of two heads for some floors, by the law, and below it the heads' metrics on problems, as measured."""
+    from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
+
+    picture, axes = new_figure("floors", 1 + len(names), 1, (5.0, 2.7 * (1 + len(names))))
+    by_law = {floor: (1 / np.hypot(1, floor), floor / np.hypot(1, floor)) for floor in FLOORS}
+    angle = np.linspace(0, np.pi / 2, 100)
+    axes[0][0].plot(np.cos(angle), np.sin(angle), color=GREY, lw=1)
+    axes[0][0].set(xlabel="pace of the larger head", ylabel="pace of the smaller head", aspect="equal")
+    title(axes[0][0], "By the law", "one gradient is next to nothing")
+    panels = [(axes[0][0], {floor: np.array(pair)[:, None] for floor, pair in by_law.items()})]
+    for (axis,), name in zip(axes[1:], names):
+        line = next(line for line in lines if line["set"] == name)
+        heads = list(line["metrics"])
+        panels.append(
+            (axis, {floor: np.array([line["values"][each][head] for head in heads]) for floor, each in FLOORS.items()})
+        )
+        axis.set(xlabel=f"score of `{heads[0]}`", ylabel=f"score of `{heads[1]}`")
+        title(axis, name.replace("_", " "), f"means and standard errors of {seeds(line)}")
+    for axis, points in panels:
+        for floor, values in points.items():
+            (x, y), number = values.mean(axis=1), values.shape[1]
+            dx, dy = values.std(axis=1, ddof=1) / number**0.5 if number > 1 else (0, 0)
+            axis.errorbar([x], [y], [dy], [dx], fmt="o", color=colour(0), ms=5, lw=1)
+            axis.annotate(f"floor {floor:g}" if floor else "plain sum", (x, y), (6, 5), textcoords="offset points")
+        axis.margins(x=0.25)
+        axis.locator_params(axis="x", nbins=5)
+        open_axis(axis)
+    return picture

@@ -30,8 +30,6 @@ COPIED = {
     "research/results.md": "benchmarks/research/results.md",
     "research/pace.md": "benchmarks/research/pace.md",
     "research/methods.md": "benchmarks/research/methods.md",
-    "research/convergence.md": "benchmarks/research/convergence.md",
-    **{f"research/{name}.png": f"benchmarks/research/{name}.png" for name in ("pace", "study_curves", "study_pace")},
 }
 # The public modules, in the order of the reference. Modules of methods have a page for each method.
 MODULES = {
