@@ -144,7 +144,7 @@ EXPERIMENTS = {
     "weights": Experiment(
         "Which weight would you have chosen? Seven weights of the second head beside `NormFloor`, with equal updates.",
         {"study": SIX["study"], "restaurants": SIX["restaurants"], "snips": requests.SETS["all sentences"], **census.SETS},
-        (*weights.WEIGHTS.values(), *weights.BALANCERS), weights.table, seeds=3,
+        (*weights.WEIGHTS.values(), *weights.BALANCERS, *weights.EXPONENTS), weights.table, seeds=3,
     ),
 }  # fmt: skip
 

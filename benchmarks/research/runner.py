@@ -17,7 +17,7 @@ import multihead
 from benchmarks.research.lag import FLOORS, THIS, FromThisUpdate
 from benchmarks.research.moments import ADATASK, by_head
 from benchmarks.research.record import ALONE, LARGE, MORE, PLAIN, RATES, WIDE, Line, line_of
-from benchmarks.research.weights import SECOND
+from benchmarks.research.weights import EXPONENTS, SECOND, ByExponent
 from examples._command_line import InputError
 from multihead import MultiHeadTrainer, balancing, clipping, weighting
 
@@ -40,6 +40,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "NormFloor 1": {"balancer": balancing.NormFloor(1.0)},
     **{f"{name}{THIS}": {"balancer": FromThisUpdate(floor)} for name, floor in FLOORS.items()},
+    **{name: {"balancer": ByExponent(number)} for name, number in EXPONENTS.items()},
     "CAGrad 0.8": {"balancer": balancing.CAGrad(c=0.8)},
     "FAMO decayed": {"weighting": weighting.FAMO(weight_decay=1e-4)},
     "MGDA loss+": {"balancer": balancing.MGDA("loss+")},

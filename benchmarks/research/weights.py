@@ -6,15 +6,43 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from benchmarks.research import tables
 from benchmarks.research.record import PLAIN, Line
+from multihead import balancing
+from multihead.balancing._rows import unit_rows
 
 SECOND = "second"
 WEIGHTS = {0.01: f"{SECOND} 0.01", 0.03: f"{SECOND} 0.03", 0.1: f"{SECOND} 0.1", 0.3: f"{SECOND} 0.3", 1.0: PLAIN}
 WEIGHTS |= {3.0: f"{SECOND} 3", 10.0: f"{SECOND} 10"}
 """The variants of the plain sum by the weight of the second head."""
 BALANCERS = ("NormFloor", "NormFloor 1")
+EXPONENTS = {f"exponent {number:g}": number for number in (0.25, 0.5, 0.75)}
+"""The variants of NTKMTL's form, by name."""
+
+
+class ByExponent(balancing.Balancer):
+    """Divides each gradient by a power of its norm: `d = sum_k m |g_k|^(-2 e) g_k`, where `m` keeps the sum of the norms.
+
+    With an `exponent` `e` of 0 it is the plain sum, with 0.5 `EqualNorms`; above, the smallest gradient becomes the largest.
+
+    Source: Qin et al., NTKMTL: Mitigating Task Imbalance in Multi-Task Learning from Neural Tangent Kernel Perspective,
+    NeurIPS 2025, arXiv 2510.18258.
+    """
+
+    norms_only = True
+
+    def __init__(self, exponent: float) -> None:
+        super().__init__()
+        self.exponent = exponent
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        powers = rows.active * tf.where(rows.norms > 0, rows.norms, 1.0) ** (1 - 2 * self.exponent)
+        return rows.coefficients(
+            powers * tf.math.divide_no_nan(tf.reduce_sum(rows.norms * rows.active), tf.reduce_sum(powers))
+        )
 
 
 def regrets(line: Line) -> dict[str, np.ndarray]:
@@ -22,16 +50,22 @@ def regrets(line: Line) -> dict[str, np.ndarray]:
 
     The best weight, as the worst, is that of the mean over seeds. "median weight" is the median over the seven weights.
     """
-    means = _means(line)
+    means = _means(line, [*BALANCERS, *(name for name in EXPONENTS if name in line["values"])])
     order = sorted(WEIGHTS.values(), key=lambda variant: means[variant].mean())
     chosen = {"weight 1": PLAIN, "worst weight": order[0], "median weight": order[len(order) // 2]}
-    chosen |= dict(zip(BALANCERS, BALANCERS))
+    chosen |= {name: name for name in means if name not in WEIGHTS.values()}
     return {name: means[order[-1]] - means[variant] for name, variant in chosen.items()}
 
 
-def _means(line: Line) -> dict[str, np.ndarray]:
+def _means(line: Line, more: Sequence[str] = BALANCERS) -> dict[str, np.ndarray]:
     """By variant, the mean over heads of the change against alone, by seed."""
-    return {variant: tables.changes(line, variant).mean(axis=0) for variant in (*WEIGHTS.values(), *BALANCERS)}
+    return {variant: tables.changes(line, variant).mean(axis=0) for variant in (*WEIGHTS.values(), *more)}
+
+
+TITLES = {"weight 1": "weight 1", "worst weight": "worst", "median weight": "median"}
+TITLES |= {"NormFloor": "`NormFloor()`", "NormFloor 1": "`NormFloor(1.0)`"}
+TITLES |= {name: f"NTKMTL, {number:g}" for name, number in EXPONENTS.items()}
+"""The columns of the table by the names of the choices."""
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -41,10 +75,10 @@ def table(lines: Sequence[Line]) -> str:
         if not {*WEIGHTS.values(), *BALANCERS} <= line["values"].keys():
             continue
         best = max(WEIGHTS, key=lambda weight: tables.changes(line, WEIGHTS[weight]).mean())
-        cells = [tables.spread(each, 1) for each in regrets(line).values()]
+        of_line = regrets(line)
+        cells = [tables.spread(of_line[name], 1) if name in of_line else "" for name in TITLES]
         rows.append([f"{line['set']}, {second_head(line)}", f"{best:g}", *cells])
-    titles = ["data set, second head", "best weight", "weight 1", "worst", "median", "`NormFloor()`", "`NormFloor(1.0)`"]
-    return tables.markdown(titles, rows)
+    return tables.markdown(["data set, second head", "best weight", *TITLES.values()], rows)
 
 
 def second_head(line: Line) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.calls import with_masks_of_layers
-from multihead._ground.keras import classes_of_shared_layers, input_shapes_kept, restorable
+from multihead._ground.keras import classes_of_shared_layers, input_shapes_kept, restorable, tensor_variable
 from multihead._ground.layers import is_functional, restored_apart, seed_variables
-from multihead._ground.types import Config, Function, Layer, Tensor, Trainer
+from multihead._ground.types import Config, Function, Layer, Optimizer, Tensor, Trainer
+from multihead._ground.validation import in_short
+from multihead._update.update import RollBack
 from multihead.heads._named import NamedHead
 from multihead.heads._reads import decode_reads
+
+_NO_TRAINER = "The weights must be those of a trainer"
 
 
 def check_filepath(filepath: str | os.PathLike[str], options: Mapping[str, object]) -> None:
@@ -25,6 +30,42 @@ def check_filepath(filepath: str | os.PathLike[str], options: Mapping[str, objec
             "`filepath` must end in '.keras', the one format that holds a trainer whole. Received: "
             f"filepath={os.fspath(filepath)!r}{format_text}. Use `save_weights` for weights, `export` for a SavedModel."
         )
+
+
+def check_of_trainer(store: Mapping[str, Tensor]) -> None:
+    """Checks that saved values are those of a trainer, which have numbers as names."""
+    if not any(name.isdigit() for name in store.keys()):  # noqa: SIM118
+        raise ValueError(
+            f"{_NO_TRAINER}, saved by its `save_weights` or `save`. Received: a file of another model. Call "
+            "`load_weights` of that model, and make the trainer of it or of its layers."
+        )
+
+
+@contextmanager
+def whole_or_unchanged(
+    filepath: str | os.PathLike[str], modules: Sequence[Layer], others: Sequence[Layer | Optimizer | None]
+) -> Iterator[None]:
+    """A context in which Keras loads weights: where that fails, everything is as before, and the error says what to do."""
+    is_built = all(getattr(module, "built", True) for module in modules)
+    if not is_built and os.fspath(filepath).endswith((".h5", ".keras")):  # TensorFlow's checkpoints wait for variables
+        raise ValueError(
+            "The shapes of the data must be known before `load_weights`. Received: a trainer that has seen no data. "
+            "Call `predict` with some inputs first, or load the whole trainer from what `save` wrote, by "
+            "`keras.models.load_model`."
+        )
+    parts = (*others, *modules)
+    before = RollBack(tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ()))
+    try:
+        yield
+    except Exception as error:
+        before.restore()
+        if not isinstance(error, ValueError) or _NO_TRAINER in str(error):
+            raise
+        raise ValueError(
+            "`filepath` must hold what the encoder and the heads of this trainer have, in their shapes. Received: "
+            f"{os.fspath(filepath)!r}, of which Keras says: {in_short(error)} Nothing was changed. Build the modules "
+            "that were saved, or pass `skip_mismatch=True` to load what fits."
+        ) from error
 
 
 def config_of(name: str, encoder: Layer, heads: Sequence[NamedHead]) -> Config:

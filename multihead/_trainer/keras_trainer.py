@@ -21,18 +21,20 @@ from multihead._data.reading import as_arrays
 from multihead._display.trainer import modules_by_role, print_summary
 from multihead._formats.saving import (
     check_filepath,
+    check_of_trainer,
     config_of,
     from_saved_config,
     has_seeds,
     load_beside_keras,
     not_saved_by_keras,
+    whole_or_unchanged,
 )
 from multihead._ground.calls import InMode, omit_retracing_warning
 from multihead._ground.keras import KerasHooks, add_state, load_as_arrays, tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.types import Callbacks, Config, Dataset, Function, Logs, Metric, Nested, Tensor, Trainer
-from multihead._ground.validation import as_python, in_short, readable_errors
+from multihead._ground.validation import as_python, readable_errors
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, unpacked
 from multihead._trainer.changes import HeadWeights
@@ -45,14 +47,11 @@ from multihead._update.pipeline import compute_update
 from multihead._update.representation import call_encoder
 from multihead._update.scaling import check_known
 from multihead._update.spec import UpdateSpec
-from multihead._update.update import RollBack
 from multihead.balancing import Balancer
 from multihead.heads import Head
 from multihead.schedules import Schedule
 from multihead.telemetry._logs import LogMetrics
 from multihead.weighting import Weighting
-
-NO_TRAINER = "The weights must be those of a trainer"
 
 
 class KerasTrainer(KerasHooks):
@@ -339,27 +338,9 @@ class KerasTrainer(KerasHooks):
         build(self, self._state)
         built = self._state.built
         modules = [self.encoder, *(head.module for head in self._state.setup.heads)]
-        is_built = all(getattr(module, "built", True) for module in modules)
-        if not is_built and os.fspath(filepath).endswith((".h5", ".keras")):  # TensorFlow's checkpoints wait for variables
-            raise ValueError(
-                "The shapes of the data must be known before `load_weights`. Received: a trainer that has seen no data. "
-                "Call `predict` with some inputs first, or load the whole trainer from what `save` wrote, by "
-                "`keras.models.load_model`."
-            )
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
-        parts = (self, getattr(self, "optimizer", None), *modules)
-        whole = RollBack(tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ()))
-        try:
+        with whole_or_unchanged(filepath, modules, (self, getattr(self, "optimizer", None))):
             super().load_weights(filepath, skip_mismatch, **kwargs)
-        except Exception as error:
-            whole.restore()
-            if not isinstance(error, ValueError) or NO_TRAINER in str(error):
-                raise
-            raise ValueError(
-                "`filepath` must hold what the encoder and the heads of this trainer have, in their shapes. Received: "
-                f"{os.fspath(filepath)!r}, of which Keras says: {in_short(error)} Nothing was changed. Build the modules "
-                "that were saved, or pass `skip_mismatch=True` to load what fits."
-            ) from error
         if before is not None:
             before.restore()
 
@@ -386,11 +367,7 @@ class KerasTrainer(KerasHooks):
         Raises:
             ValueError: The file is not of a trainer.
         """
-        if not any(name.isdigit() for name in store.keys()):  # noqa: SIM118
-            raise ValueError(
-                f"{NO_TRAINER}, saved by its `save_weights` or `save`. Received: a file of another model. Call "
-                "`load_weights` of that model, and make the trainer of it or of its layers."
-            )
+        check_of_trainer(store)
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._state.phase is None and has_seeds(store):
             draw_from_variables(self)
