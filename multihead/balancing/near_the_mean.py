@@ -12,7 +12,7 @@ from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import fast_matvec, mean_of, unit_rows
-from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares, search_along_path
+from multihead.balancing._solvers.least_squares import dual_cone, follow_path
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -51,25 +51,13 @@ class CAGrad(PreferenceBalancer):
         mean, products, unit, exists = mean_of(rows, self._numbers(rows.num_heads))
         if rows.num_heads == 1 or self.c == 0:
             return rows.coefficients((1.0 + self.c) * mean)
-        # `d - g_0` is the displacement of the mean's direction whose norm is `c`, or the one to the dual cone.
-        shift = search_along_path(rows, products, bend=0.0, slope=0.0, start=self.c**2, weight=1.0)
-
-        def ended() -> tf.Tensor:
-            ends = nonnegative_least_squares(rows.cosines, products[None], rows.noise, rows.tolerance)[0]
-            return where(tf.reduce_sum(ends * fast_matvec(rows.cosines, ends)) <= self.c**2, ends, shift)
-
-        def beside_the_cone() -> tf.Tensor:
-            cone = dual_cone(rows)
-            moved = tf.cond(tf.reduce_any(cone.opposed), ended, lambda: tf.identity(shift))
-            weights = where(exists, mean + unit * moved, mean)
-            return cone.inside(weights) if self.c >= 1 else weights
-
-        # Of heads that oppose each other, two have a cosine of at most `-1 / (num_heads - 1)`: half of it, for rounding.
-        # With `c >= 1` the update conflicts with no head, which rounding can spoil only if heads conflict.
-        least = rows.noise if self.c >= 1 else 0.5 / (rows.num_heads - 1)
-        may_oppose = tf.reduce_any(rows.cosines < -least)
-        plain = lambda: where(exists, mean + unit * shift, mean)  # noqa: E731
-        return rows.coefficients(tf.cond(may_oppose, beside_the_cone, plain))
+        # `d - g_0` is the displacement of the mean's direction whose norm is `c`, or, where the path ends, to the dual cone.
+        shift = follow_path(rows, products, bend=0.0, slope=0.0, start=self.c**2, weight=1.0)
+        weights = where(exists, mean + unit * shift, mean)
+        if self.c >= 1:  # the update conflicts with no head, which rounding can spoil if heads conflict
+            conflict = tf.reduce_any(rows.cosines < -rows.noise)
+            weights = tf.cond(conflict, lambda: dual_cone(rows).inside(weights), lambda: tf.identity(weights))
+        return rows.coefficients(weights)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -113,9 +101,7 @@ class ConicGrad(PreferenceBalancer):
             return rows.coefficients(mean)
         # The displacement of the mean's direction, of norm 1, after which its cosine is `c`.
         square = self.c**2
-        weights = mean / unit + search_along_path(
-            rows, products, bend=1.0, slope=1.0 - square, start=1.0 - square, weight=square
-        )
+        weights = mean / unit + follow_path(rows, products, bend=1.0, slope=1.0 - square, start=1.0 - square, weight=square)
         square = tf.reduce_sum(weights * fast_matvec(rows.cosines, weights))
         is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         scale = where(is_nothing, 0.0 * unit, unit / tf.sqrt(where(is_nothing, 1.0 + 0.0 * square, square)))

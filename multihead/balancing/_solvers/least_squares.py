@@ -60,9 +60,11 @@ def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: floa
 
 def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
     """Principal pivots at the marked indices of tableaus; a tableau without a mark does not change."""
-    chosen, in_column = tf.cast(mark, tableau.dtype), tf.concat([mark, tf.zeros_like(mark[:, :1])], axis=-1)
+    size = mark.shape[-1]
+    chosen, beside = tf.cast(mark, tableau.dtype), [*mark.shape[:-1], tableau.shape[-1] - size]
+    in_column = tf.concat([mark, tf.zeros(beside, tf.bool)], axis=-1)
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
-    column = tf.reduce_sum(tableau[..., :-1] * chosen[:, None, :], axis=-1)
+    column = tf.reduce_sum(tableau[..., :size] * chosen[:, None, :], axis=-1)
     pivot = tf.reduce_sum(column * chosen, axis=-1, keepdims=True)
     pivot = where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
     others = where(mark[..., None] | in_column[:, None, :], 0.0, tableau)
@@ -141,53 +143,81 @@ def _with_opposed(rows: UnitRows) -> tuple[tf.Tensor, ...]:
     return opposed, removal, fast_matvec(removal, tf.linalg.matvec(weights, share, transpose_a=True))
 
 
-# Initial grid of the search: from levels at which only the heads with the largest gradients matter to levels at which
-# all heads do.
-_LEVELS = (*(-(10.0**power) for power in range(13, -7, -1)), 0.0, *(10.0**power for power in range(-3, 8)))
+# The level at which a path without an end is left, in units of the largest norm: the displacement is then so long that its
+# direction does not change any more.
+_FARTHEST = 1e9
 
 
-def search_along_path(
-    rows: UnitRows, products: tf.Tensor, bend: float, slope: float, start: float, weight: float
-) -> tf.Tensor:
-    """Weights `v >= 0` of the displacement from `t`, of unit norm, to a point of a path, by search along the path.
+def follow_path(rows: UnitRows, products: tf.Tensor, bend: float, slope: float, start: float, weight: float) -> tf.Tensor:
+    """Weights `v >= 0` of the displacement from `t`, of unit norm, to a point of a path, by following the path.
 
-    The point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k. With `m`
-    as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target `(t,
-    level)`: the higher the level, the longer the displacement. `products` are the `u_k . t`. With `s` the square of the
-    displacement's norm and `a` its product with `t`, the point is where `bend a^2 + 2 slope a + start - weight s` has fallen
-    to 0, or `bend a` to -1.
+    The path is that of the projections of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k,
+    for rising levels `m`. `products` are the `u_k . t`. With `s` the square of the displacement's norm and `a` its product
+    with `t`, the point is where `bend a^2 + 2 slope a + start - weight s` has fallen to 0, or `bend a` to -1; or the end of
+    the path.
+
+    The path begins at `t`, where the first row is reached, and is linear between levels at which a row is reached or is
+    left: parametric principal pivots, as in `nonnegative_least_squares`, each to the next such level. A row that is reached
+    and depends on those before takes the place of one of them; if there is none to give way, the path ends.
     """
-    inverses = inverse_norms(rows)
-    parts = tf.linspace(tf.constant(0.0, tf.float64), 1.0, len(_LEVELS))
+    size, inverses = rows.num_heads, inverse_norms(rows)
+    infinity = tf.constant(tf.float64.max, tf.float64)
+    linear = tf.stack([products, -inverses], axis=1)  # the slopes at `t`, and what they change by with the level
+    farthest = _FARTHEST / tf.reduce_min(where(inverses > 0, inverses, 1.0))
+    marks = tf.eye(size, size + 2, dtype=tf.bool)
 
-    def narrow(count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Refines the grid between the two levels whose displacements bracket the point."""
-        # The unit of the additional coordinate is arbitrary; this one keeps all terms at the same order of magnitude.
-        units = tf.maximum(-levels, 1.0)
-        heights = units[:, None] * inverses[None, :]
-        sizes = tf.sqrt(1.0 + heights**2)
-        reach = tf.sqrt(1.0 + (levels / units) ** 2)
-        gramians = rows.cosines[None] + heights[:, :, None] * heights[:, None, :]
-        gramians = gramians / sizes[:, :, None] / sizes[:, None, :]
-        linear = (products[None, :] - levels[:, None] * inverses[None, :]) / sizes / reach[:, None]
-        lifts = nonnegative_least_squares(gramians, linear, rows.noise, rows.tolerance) * reach[:, None] / sizes
-        squares, along = tf.reduce_sum(lifts * tf.matmul(lifts, rows.cosines), axis=1), tf.linalg.matvec(lifts, products)
-        left = bend * along**2 + 2.0 * slope * along + start - weight * squares
-        are_short = (left > 0) & (1.0 + bend * along > 0)
-        above = tf.minimum(tf.reduce_sum(tf.cast(are_short, tf.int32)), len(_LEVELS) - 1)
-        below = tf.maximum(above - 1, 0)
-        finer = levels[below] + (levels[above] - levels[below]) * parts
-        return count + 1, finer, lifts[below], lifts[above] - lifts[below], left[below]
+    def left_at(weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """What has fallen to 0 at the point, the product with `t`, and the products with the rows."""
+        pulled, along = fast_matvec(rows.cosines, weights), tf.reduce_sum(products * weights)
+        return (bend * along + 2.0 * slope) * along + start - weight * tf.reduce_sum(weights * pulled), along, pulled
 
-    def is_open(count: tf.Tensor, _: tf.Tensor, first: tf.Tensor, step: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
-        return (count == 0) | ((count < 5) & tf.reduce_any((first > 0) != (first + step > 0)))
+    def pivot(
+        tableau: tf.Tensor, passive: tf.Tensor, level: tf.Tensor, waiting: tf.Tensor, *_: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        rates = tableau[:, size + 1]
+        values = tableau[:, size] + level * rates  # weights of passive rows, slopes of the others
+        errors = 1e-14 * (inverses + tf.reduce_sum(tf.abs(where(passive, rates, 0.0))))
+        falls = rates < -errors
+        lengths = where(falls, tf.maximum(values, 0.0) / where(falls, -rates, 1.0), infinity)
+        event = where(waiting < 0, tf.argmin(lengths), waiting)
+        rise = where(waiting < 0, tf.minimum(tf.gather(lengths, event), farthest - level), 0.0)
+        values += rise * rates
+        left, along, _ = left_at(where(passive, values, 0.0))
+        ends = (left <= 0) | (1.0 + bend * along <= 0) | (level + rise >= farthest)
 
-    nothing = tf.zeros_like(inverses)
-    state = (tf.constant(0), tf.constant(_LEVELS, tf.float64), nothing, nothing, tf.reduce_sum(nothing))
-    _, _, first, step, left = tf.while_loop(is_open, narrow, state)
-    # Between levels with the same passive set the displacement is linear: the point is at the smallest positive root of a
-    # quadratic.
-    pulled, more = fast_matvec(rows.cosines, step), tf.reduce_sum(products * step)
-    half = (bend * tf.reduce_sum(products * first) + slope) * more - weight * tf.reduce_sum(first * pulled)
-    root = tf.sqrt(tf.maximum(half**2 - (bend * more**2 - weight * tf.reduce_sum(step * pulled)) * left, 0.0))
-    return first + step * tf.clip_by_value(tf.math.divide_no_nan(left, root - half), 0.0, 1.0)
+        diagonal, column = tf.linalg.diag_part(tableau), tf.gather(tableau, event, axis=1)
+        depends = ~tf.gather(passive | (diagonal > rows.tolerance), event) & (waiting < 0)
+        gives_way = passive & (column < 0) & (column**2 > rows.tolerance * tf.abs(diagonal))
+        other = tf.argmin(where(gives_way, tf.maximum(values, 0.0) / where(gives_way, -column, 1.0), infinity))
+        goes_on = ~(ends & (waiting < 0)) & (tf.gather(gives_way, other) | ~depends)
+
+        chosen = where(depends, other, event)
+        mark, row, column = tf.gather(marks, chosen), tf.gather(tableau, chosen), tf.gather(tableau, chosen, axis=1)
+        divisor = where(goes_on, tf.gather(row, chosen), 1.0)
+        others = where(mark[:size, None] | mark, 0.0, tableau)
+        exchanged = others - where(mark[:size], 1.0, column)[:, None] * (where(mark, -1.0, row) / divisor)
+        now = (exchanged, passive ^ mark[:size], level + rise, where(depends, event, -1))
+        both = zip(now, (tableau, passive, level, waiting), strict=True)
+        return *(where(goes_on, after, before) for after, before in both), rise, goes_on
+
+    first = tf.reduce_min(where(inverses > 0, products / where(inverses > 0, inverses, 1.0), infinity))
+    begin = (tf.concat([rows.cosines, linear], 1), tf.zeros_like(inverses, tf.bool), first, tf.constant(-1, tf.int64))
+    state = tf.while_loop(lambda *state: state[5], pivot, (*begin, 0.0 * first, True), maximum_iterations=8 * size + 8)
+    tableau, passive, level, _, rise, _ = state
+    # One refinement removes the rounding errors accumulated by the pivots.
+    chosen = tf.cast(passive, tf.float64)[:, None]
+    weights = chosen * tableau[:, size:]
+    slopes = chosen * (tf.matmul(rows.cosines, weights) + linear)
+    fixed, more = tf.unstack(weights - chosen * tf.matmul(tableau[:, :size], slopes), axis=1)
+    # On the last piece, the point is at the smallest positive root of a quadratic.
+    here = fixed + level * more
+    left, along, pulled = left_at(here)
+    gain = tf.reduce_sum(products * more)
+    half = (bend * along + slope) * gain - weight * tf.reduce_sum(more * pulled)
+    square = bend * gain**2 - weight * tf.reduce_sum(more * fast_matvec(rows.cosines, more))
+    falls = tf.sqrt(tf.maximum(half**2 - square * left, 0.0)) - half
+    rise = where(falls * rise > left, left / where(falls > 0, falls, 1.0), rise)
+    if bend:
+        is_beyond = 1.0 + bend * (along + rise * gain) < 0
+        rise = where(is_beyond, -(1.0 + bend * along) / where(is_beyond, bend * gain, -1.0), rise)
+    return tf.maximum(here + tf.maximum(rise, 0.0) * more, 0.0)
