@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.reading import check_batched
 from multihead._ground.calls import no_autograph
 from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
@@ -34,8 +36,8 @@ def mix_datasets(
     idle, and neither their forward nor their backward pass is computed.
 
     Args:
-        datasets: Datasets by head name, with batches `(inputs, target)` or `(inputs, target, sample_weight)`. The inputs
-            of all datasets must have the same structure and dtypes.
+        datasets: Datasets by head name, with batches `(inputs, target)` or `(inputs, target, sample_weight)`, or with both
+            in dicts by head name, as `fit` takes them. The inputs of all datasets must have the same structure and dtypes.
         weights: Sampling proportions by head name, above 0; every dataset must be named.
         temperature: Above 0. At most one of `weights` and `temperature` may be given; without both, the temperature is 1.
         seed: Seed of the random choices, a whole number.
@@ -53,7 +55,7 @@ def mix_datasets(
             "At most one of `weights` and `temperature` may be given. "
             f"Received: weights={weights!r}, temperature={temperature!r}. Omit one."
         )
-    _check(datasets)
+    datasets = _checked(datasets)
     seed = check_whole("seed", seed)
     names = list(datasets)
     lengths = {name: int(dataset.cardinality()) for name, dataset in datasets.items()}
@@ -102,13 +104,15 @@ def _probabilities(
     return list(np.array(proportions) / sum(proportions))
 
 
-def _check(datasets: Mapping[str, tf.data.Dataset]) -> None:
+def _checked(datasets: Mapping[str, tf.data.Dataset]) -> dict[str, tf.data.Dataset]:
+    """The datasets, with targets and sample weights of their heads that stood in dicts taken out of these."""
     if not isinstance(datasets, Mapping) or not datasets:
         raise ValueError(
             "`datasets` must be a mapping from head names to datasets. "
             f"Received: datasets={datasets!r}. Pass, for example, {{'price': prices, 'reply': replies}}."
         )
     described: dict[str, Nested] = {}
+    taken: dict[str, tf.data.Dataset] = {}
     for name, dataset in datasets.items():
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
@@ -121,6 +125,14 @@ def _check(datasets: Mapping[str, tf.data.Dataset]) -> None:
                 f"`datasets[{name!r}]` must yield batches (inputs, target) or (inputs, target, sample_weight). "
                 f"Received: elements of {spec!r}. Map the dataset to this structure."
             )
+        for part in spec[1:]:
+            if tf.nest.is_nested(part) and not (isinstance(part, Mapping) and name in part):
+                raise ValueError(
+                    f"`datasets[{name!r}]` must yield the target of its head, and its sample weight, as a tensor, or in a "
+                    f"dict under {name!r}. Received: {part!r}. Map the dataset to this structure."
+                )
+        check_batched(spec, f"`datasets[{name!r}]` with", "`datasets`")
+        taken[name] = dataset.map(functools.partial(_taken_out, name)) if any(map(tf.nest.is_nested, spec[1:])) else dataset
         described[name] = tf.nest.map_structure(lambda leaf: (leaf.dtype.name, leaf.shape.rank), spec[0])
         first = next(iter(described))
         if described[name] != described[first]:
@@ -129,6 +141,13 @@ def _check(datasets: Mapping[str, tf.data.Dataset]) -> None:
                 f"{described[first]} and {name!r} with {described[name]}. Map them to one structure, or loop over the "
                 "batches with `train_on_batch`, which takes each as it is."
             )
+    return taken
+
+
+@no_autograph
+def _taken_out(name: str, inputs: Nested, *labels: Nested) -> Nested:
+    """A batch with the target and the sample weight of a head alone."""
+    return inputs, *(part[name] if isinstance(part, Mapping) else part for part in labels)
 
 
 def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dataset:

@@ -186,7 +186,7 @@ _ONE_BY_ONE = (
 )
 
 
-def check_batched(nest: Nested, received: str) -> None:
+def check_batched(nest: Nested, received: str, argument: str = "`x`") -> None:
     """Checks that all arrays, tensors or specs in a nest can have an axis of examples in common."""
     shapes = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(nest) if not is_absent(leaf)]
     shapes = [shape for shape in shapes if shape.rank is not None]
@@ -194,7 +194,7 @@ def check_batched(nest: Nested, received: str) -> None:
     if any(not shape.rank for shape in shapes) or len(sizes) > 1:
         listed = ", ".join(dict.fromkeys(map(str, shapes)))
         raise ValueError(
-            "`x` must yield batches: tensors whose first axis is that of the examples. "
+            f"{argument} must yield batches: tensors whose first axis is that of the examples. "
             f"Received: {received} tensors of shapes {listed}. For a dataset of single examples, call `.batch(32)` on it."
         )
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.calls import with_masks_of_layers
-from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL
+from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL, losses_beside_layers
 from multihead._ground.layers import (
     called_again,
     compiled_with,
@@ -22,7 +22,7 @@ from multihead._ground.layers import (
 )
 from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
-from multihead.heads._metrics import log_name
+from multihead.heads._metrics import copied_metric, log_name, weighted_name
 from multihead.heads._reads import Reads
 
 
@@ -38,7 +38,7 @@ def split_model(
     outputs = _outputs_of(model)
     output_nodes = {id(node_of(tensor)): node_of(tensor) for tensor in outputs.values()}
     (only_node,) = output_nodes.values() if len(output_nodes) == 1 else (None,)
-    if only_node is not None and len(outputs_of(only_node)) > 1:
+    if only_node is not None and isinstance(layer_of(only_node), keras.Model):
         name = layer_of(only_node).name
         raise ValueError(
             f"`model` must divide into heads outside of nested models. Received: a model all of whose outputs come from "
@@ -80,9 +80,10 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
             "share, and `add_head(name, module, loss)` for each of the others."
         )
     lost = [layer.name for layer in model.layers if type(layer).__name__ in ("AddLoss", "AddMetric")]
-    if lost:
+    if lost or losses_beside_layers(model):
+        what = quoted(lost) if lost else "a function"
         raise ValueError(
-            f"`model` must add its losses and metrics in layers. Received: {name}, with {quoted(lost)} from "
+            f"`model` must add its losses and metrics in layers. Received: {name}, with {what} from "
             "`model.add_loss` or `model.add_metric`. Call `self.add_loss` in the layer that the loss belongs to, and pass "
             "metrics to `model.compile`."
         )
@@ -129,7 +130,7 @@ def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[La
     keys = [key for key, tensor in boundary.items() if id(tensor) in read]
     reads = None if len(boundary) == 1 else keys if len(keys) > 1 else keys[0]
     if not nodes:  # the output is part of the representation
-        return keras.layers.Identity(dtype=output.dtype, name=name), reads
+        return keras.layers.Activation("linear", dtype=output.dtype, name=name), reads
     inputs = [keras.Input(batch_shape=tuple(boundary[key].shape), dtype=boundary[key].dtype) for key in keys]
     tensors = {id(boundary[key]): new for key, new in zip(keys, inputs)}
     for node in nodes:
@@ -176,13 +177,8 @@ def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
     As on Keras 3, the name of a weighted metric begins with `weighted_` if another metric has its name already.
     """
     name = log_name(metric).removeprefix(f"{output}_")
-    if name in taken:
-        name, metric = f"weighted_{name}", keras.metrics.get(metric)
-        if not isinstance(metric, keras.metrics.Metric):
-            return keras.metrics.MeanMetricWrapper(metric, name=name)
-    if not isinstance(metric, keras.metrics.Metric):
-        return metric
-    return type(metric).from_config({**metric.get_config(), "name": name})
+    copied = copied_metric(metric, name) if isinstance(metric, keras.metrics.Metric) else metric
+    return weighted_name(copied) if name in taken else copied
 
 
 def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> list[Any]:

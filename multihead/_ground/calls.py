@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from multihead._ground.keras import KERAS_3, temporarily
+from multihead._ground.keras import KERAS_3, LABELS_HAVE_COLUMNS, temporarily
 from multihead._ground.types import Function, Layer, Nested, Tensor
 
 Marked = TypeVar("Marked", bound=Function)
@@ -246,11 +246,17 @@ def last_operation(tensor: Tensor) -> str:
     return str(operation.type)
 
 
+def with_columns_of_keras(targets: tf.Tensor) -> tf.Tensor:
+    """Targets with the axes in which Keras hands them to what its users wrote: `[batch]` is `[batch, 1]` on Keras 2."""
+    return targets[:, tf.newaxis] if LABELS_HAVE_COLUMNS and targets.shape.rank == 1 else targets
+
+
 def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Targets in the dtype in which Keras hands them to a loss that its user wrote.
+    """Targets in the dtype and with the axes in which Keras hands them to a loss that its user wrote.
 
     Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
     """
+    targets = with_columns_of_keras(targets)
     kinds = [(tensor.dtype.is_floating, tensor.dtype.is_integer) for tensor in (targets, predictions)]
     return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
 

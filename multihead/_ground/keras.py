@@ -40,6 +40,12 @@ ONLY_KERAS_3 = (
     )
 )
 
+# Whether losses and metrics of users get labels of shape `[batch]` as `[batch, 1]`.
+LABELS_HAVE_COLUMNS = not KERAS_3
+
+# Whether a metric that is named by its class has this name in the logs; otherwise it has the name of an instance.
+METRICS_KEEP_NAMES = KERAS_3
+
 # Whether Keras can choose `steps_per_execution` by itself, for "auto".
 TUNES_STEPS = not KERAS_3
 
@@ -320,6 +326,11 @@ def wrapped_function(metric: Metric) -> Function:
 def metric_direction(metric: Metric) -> str | None:
     """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
     return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
+
+
+def losses_beside_layers(model: Layer) -> bool:
+    """Whether a model has losses from `model.add_loss(function)`, which stand in no layer; on Keras 2 only."""
+    return bool(getattr(model, "_callable_losses", ()))
 
 
 def options_of(loss_or_metric: Loss | Metric) -> Config:

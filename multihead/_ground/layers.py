@@ -225,7 +225,7 @@ def state_kept(modules: Sequence[Layer]) -> Iterator[None]:
             variable.assign(value)
 
 
-_OWN_CODE = ("call", "train_step", "test_step", "predict_step", "compute_loss")
+_OWN_CODE = ("call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
 def is_functional(model: Layer) -> bool:

@@ -17,7 +17,7 @@ from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, varia
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import in_dtype, map_values, where
 from multihead._ground.types import Function, Gradient, Optimizer, Tensor, Variable
-from multihead._ground.validation import in_short
+from multihead._ground.validation import check_copied, in_short
 
 # The variables that an optimizer was built for, by identity, with their slots.
 _BUILT_FOR: weakref.WeakKeyDictionary[Optimizer, dict[int, tuple[Variable, list[Variable]]]] = weakref.WeakKeyDictionary()
@@ -70,6 +70,7 @@ def copied_optimizer(optimizer: Optimizer) -> Optimizer:
             f"{type(optimizer).__name__}, whose `from_config` does not take its `get_config`. Pass a new one. It says: "
             f"{in_short(error)}"
         ) from error
+    check_copied("optimizer", optimizer, duplicate, "unless one is passed to `compile`")
     for name in ("", "_names", "_pattern"):  # what `exclude_from_weight_decay` has set
         attribute = f"_exclude_from_weight_decay{name}"
         if hasattr(optimizer, attribute):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeGuard, TypeVar
@@ -187,6 +189,44 @@ def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor
         ]
         raise ValueError("".join(text))
     return []
+
+
+def check_copied(argument: str, original: Any, duplicate: Any, why: str) -> None:
+    """Checks that a copy by `get_config` and `from_config` has the options of the original, which its user's class may omit.
+
+    Raises:
+        ValueError: An option that an attribute shows has another value in the copy.
+
+    Warns:
+        UserWarning: An option is not in the configuration, and no attribute shows it.
+    """
+    kinds = [kind for kind in type(original).__mro__ if kind.__module__.partition(".")[0] not in ("builtins", "keras")]
+    parameters = [inspect.signature(vars(kind)["__init__"]).parameters for kind in kinds if "__init__" in vars(kind)]
+    omitted = {
+        name
+        for of_kind in parameters
+        for name, one in of_kind.items()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
+    omitted -= {"self", "name", "dtype", *original.get_config()}
+    shown = {name: key for name in omitted for key in (f"_{name}", name) if key in vars(original)}
+    lost = sorted(name for name, key in shown.items() if not _is_same(vars(original)[key], vars(duplicate).get(key)))
+    received = f"Received: {type(original).__name__}, whose `get_config` lacks"
+    if lost:
+        raise ValueError(
+            f"`{argument}` must have all of their options in `get_config`, {why}. {received} {quoted(lost)}. Add them."
+        )
+    if unknown := sorted(omitted - shown.keys()):
+        warnings.warn(
+            f"`{argument}` should have all of their options in `get_config`, {why}. {received} {quoted(unknown)}: the copy "
+            "has the defaults. Add them.",
+            stacklevel=2,
+        )
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two options are the same; of what is no number and no text, that they are of one class is enough."""
+    return one == other if isinstance(one, (bool, int, float, str)) else type(one) is type(other)
 
 
 def in_short(error: Exception) -> str:

@@ -33,7 +33,7 @@ from multihead._ground.calls import InMode, omit_retracing_warning
 from multihead._ground.keras import KerasHooks, add_state, load_as_arrays, tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
-from multihead._ground.types import Callbacks, Config, Dataset, Function, Logs, Metric, Nested, Tensor, Trainer
+from multihead._ground.types import Callbacks, Config, Dataset, Function, Logs, Metric, Nested, Tensor, Trainer, Variable
 from multihead._ground.validation import as_python, readable_errors
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, unpacked
@@ -108,6 +108,16 @@ class KerasTrainer(KerasHooks):
         """The number of updates applied so far, as a Python number; reading waits for the device."""
         with tf.init_scope():
             return int(self.distribute_strategy.experimental_local_results(self.update_count)[0].numpy())
+
+    @property
+    def weights(self) -> list[Variable]:
+        """All weights, as in Keras: those of the encoder, the heads and the methods, but not the heads' loss weights.
+
+        `get_weights` and `set_weights` have these. Loss weights, and the number of earlier updates, are saved beside them.
+        """
+        apart = {id(self.updates_before), *map(id, self.head_weights.by_head.values())}
+        weights: list[Variable] = super().weights
+        return [weight for weight in weights if id(weight) not in apart]
 
     @property
     def options(self) -> CompileOptions | None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, batch_size
 from multihead._ground import replicas
-from multihead._ground.calls import keras_mask, with_keras_mask
+from multihead._ground.calls import keras_mask, with_keras_mask, with_logits
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
 from multihead._ground.types import Function, Nested, Tensor
@@ -117,7 +117,8 @@ def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[N
         ):
             return tensor
         mask = keras_mask(tensor)
-        return with_keras_mask(tf.gather(tensor, rows), None if mask is None else tf.gather(mask, rows))
+        kept = with_logits(lambda values: tf.gather(values, rows), tensor)
+        return with_keras_mask(kept, None if mask is None else tf.gather(mask, rows))
 
     leaves = tf.nest.flatten(representation)
     known: Sequence[bool | None] = head.leaves_with_rows or ()

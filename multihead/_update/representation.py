@@ -50,6 +50,11 @@ class DetachedRepresentation:
         # A tensor with several names is one leaf, shared by heads that read it by different names.
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
+        # The logits of what a softmax or a sigmoid returned, with which Keras's cross-entropies compute, are leaves, too.
+        for key, logits in [(key, getattr(leaf, "_keras_logits", None)) for key, leaf in attached.items()]:
+            if logits is not None:
+                attached[id(logits)] = logits
+                detached[id(logits)] = detached[key]._keras_logits = tf.stop_gradient(logits)
         leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
         # The floating-point leaves, each once, and the nest with detached ones; other leaves pass through; masks are kept.
         self.attached, self.leaves = list(attached.values()), list(detached.values())

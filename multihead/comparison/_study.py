@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from multihead._ground.types import Config, Dataset, Optimizer, Trainer
-from multihead._ground.validation import check_positive_whole, check_whole, did_you_mean, is_number, quoted
+from multihead._ground.validation import check_copied, check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.trainer import MultiHeadTrainer
 
 ALONE = "alone"
@@ -146,6 +146,8 @@ def copied_options(options: Config) -> Config:
     for name, value in options.items():
         has_config = callable(getattr(type(value), "get_config", None))
         copies[name] = type(value).from_config(value.get_config()) if has_config else value
+        if has_config:
+            check_copied(name, value, copies[name], "because every run has one of its own")
         if isinstance(value, Mapping):
             copies[name] = copied_options(dict(value))
     return copies

@@ -12,7 +12,16 @@ from multihead._ground.validation import quoted
 from multihead._update.network import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import FEW_IN_COMMON, Diagnosis, Finding
-from multihead.diagnosis._suggestion import FLOOR, comparable, enlarged, heads_to_scale, in_raw_units, level_of, starved
+from multihead.diagnosis._suggestion import (
+    FLOOR,
+    comparable,
+    enlarged,
+    heads_to_scale,
+    in_raw_units,
+    level_of,
+    predicts_in_units,
+    starved,
+)
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 _FEW, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
@@ -160,8 +169,8 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     for k in raw:
         head, labels = diagnosis.heads[k], diagnosis.labels[k]
         advice = (
-            "`suggestion` leaves them: the head has learned already, or no `target_scaling` fits its loss, its labels and "
-            "its module. For a new run, end the module in a `keras.layers.Rescaling`."
+            "`suggestion` leaves them: the head predicts in these units already, or no `target_scaling` fits its loss, its "
+            "labels and its module. For a new run, end the module in a `keras.layers.Rescaling`."
         )
         if k in suggested:
             others = ""
@@ -187,13 +196,16 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"
-        mean, deviation = diagnosis.label_means[k], diagnosis.label_deviations[k]
+        mean, deviation = labels.center, labels.spread
         trouble = "A head starts near 0 and needs very many updates to get there, whatever its weight and the balancer."
-        if deviation < 1 and abs(mean) <= 5:
+        if predicts_in_units(diagnosis, k):
+            trouble = "Beside heads whose losses are small, its own can outweigh them."
+        elif deviation < 1 and abs(mean) <= 5:
             trouble = "Once the head predicts their mean, its loss and its gradient are tiny."
-        sentence = (
-            f"The labels of {head!r} have mean {plain(mean)} and standard deviation {plain(deviation)}. {trouble} {advice}"
-        )
+        numbers = f"have mean {plain(mean)} and standard deviation {plain(deviation)}"
+        if labels.is_robust:
+            numbers = f"have median {plain(mean)}, and two thirds of them lie within about {plain(deviation)} of it"
+        sentence = f"The labels of {head!r} {numbers}. {trouble} {advice}"
         yield Finding(sentence, "units", [head])
 
 

@@ -24,6 +24,12 @@ _OWN_SCALE = (
     "The loss weighs small errors against large ones by numbers of its own, in the labels' units; if you scale the labels, "
     "divide these numbers, too."
 )
+_FEW_FAR_OFF = (
+    "A few labels lie far from the others, and the loss gives them little weight: if they stand for missing values, pass "
+    "NaN."
+)
+_MIDDLE, _FAR = (1 / 6, 0.5, 5 / 6), 5.0
+"""The quantiles of the middle two thirds; a few labels are far off if the deviation is so many times half their width."""
 _OUT_OF_REACH = 0.001
 """The fraction of the labels that a suggested scaling may leave out of reach."""
 
@@ -34,6 +40,9 @@ class HeadLabels(NamedTuple):
     Attributes:
         mean: The mean of labels that are unbounded numbers, as the loss sees them; otherwise NaN.
         deviation: Their standard deviation.
+        center: The mean, or the median where a few labels lie far off and the loss gives them little weight.
+        spread: The deviation, or, in that case, half the width of the middle two thirds of the labels.
+        is_robust: Whether these are the median and that width.
         reach: What the module can predict; None if unknown.
         unreachable: The number of labels (of rows, where these should add up to 1) that it cannot predict.
         number: The number of labels, or of rows.
@@ -45,6 +54,9 @@ class HeadLabels(NamedTuple):
 
     mean: float = np.nan
     deviation: float = np.nan
+    center: float = np.nan
+    spread: float = np.nan
+    is_robust: bool = False
     reach: Reach | None = None
     unreachable: int = 0
     number: int = 0
@@ -80,13 +92,21 @@ def judge(
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
     summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))), why=why)
     if is_number:
-        summary = summary._replace(mean=float(np.nanmean(labels)), deviation=float(np.nanmean(np.nanstd(labels, axis=0))))
+        mean, deviation = float(np.nanmean(labels)), float(np.nanmean(np.nanstd(labels, axis=0)))
+        summary = summary._replace(mean=mean, deviation=deviation, center=mean, spread=deviation)
+        below, median, above = np.nanquantile(labels, _MIDDLE, axis=0)
+        width = float(np.mean(above - below)) / 2
+        if 0 < _FAR * width < deviation and depends == DIFFERENCES and _grows_linearly(head, spec, rows):
+            summary = summary._replace(center=float(np.mean(median)), spread=width, is_robust=True)
     compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
     if has_columns and compares_values and measured is not None:
         low = 0.0 if known is not None and known.low == -1 else None  # hinges take 0 for -1
         unreachable, number = _count(np.where(labels == low, -1.0, labels), measured)
         summary = summary._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
     if is_number and has_columns and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
+        if summary.is_robust:  # after "standardize", all labels but a few would be next to equal
+            robust = scaling.Standardize(*map(_rounded, (median, (above - below) / 2)))
+            return summary._replace(why=f"{_FEW_FAR_OFF} Otherwise, compare `target_scaling={robust!r}` with none.")
         at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
         target_scaling, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
         summary = summary._replace(scaling=target_scaling, why=f"{why} {_of_delta(head, target_scaling)}".strip())
@@ -147,6 +167,19 @@ def _is_the_same_scaled(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -
     if len(one) != len(other) or not one.any():  # it takes no fractions, or is 0 already
         return True
     return bool(other.any()) and np.allclose(one / np.abs(one).max(), other / np.abs(other).max(), atol=0.02)
+
+
+def _grows_linearly(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
+    """Whether a loss of differences grows as large errors do, and not as their squares: outliers then count little."""
+    center, far = np.nan_to_num(np.nanmean(rows.present, axis=0)), 1e3 * float(np.nanmax(np.abs(rows.present)))
+    one, other = (list(losses_of(head, spec, rows.batches, [center + distance])) for distance in (far, 2 * far))
+    return bool(one and other) and other[0] < 3 * one[0]
+
+
+def _rounded(values: np.ndarray) -> float | list[float]:
+    """Numbers of columns with four digits, one for all if they are equal."""
+    columns = [float(f"{value:.4g}") for value in values]
+    return columns[0] if len(set(columns)) == 1 else columns
 
 
 def _of_delta(head: NamedHead, scaler: str | scaling.Standardize | None) -> str:

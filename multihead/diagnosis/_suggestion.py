@@ -35,9 +35,21 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
 
 def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
     """The heads whose labels are far from mean 0 and deviation 1, and whose modules do not end in a layer that rescales."""
-    means, deviations = np.abs(diagnosis.label_means), diagnosis.label_deviations
+    means = np.abs([labels.center for labels in diagnosis.labels])
+    deviations = np.array([labels.spread for labels in diagnosis.labels])
     is_raw = (deviations > _RAW) | ((deviations > 0) & (deviations < 1 / _RAW)) | (means > 5 * np.maximum(deviations, 1.0))
     return [k for k, head in enumerate(spec.network.heads) if is_raw[k] and not ends_in_scaling(head.module)]
+
+
+def predicts_in_units(diagnosis: Diagnosis, k: int) -> bool:
+    """Whether a head predicts numbers as large as its labels already, as no head does that starts near 0.
+
+    Its last bias may be set to the mean of the labels, for one, or its weights come from other training.
+    """
+    center, spread = diagnosis.labels[k].center, diagnosis.labels[k].spread
+    low, high = diagnosis.predicted[k, :2]
+    is_near = low >= center - 4 * spread and high <= center + 4 * spread
+    return bool(is_near and (max(abs(low), abs(high)) > _RAW or spread < 1 / _RAW))
 
 
 def heads_to_scale(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
@@ -45,7 +57,7 @@ def heads_to_scale(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standard
     raw = in_raw_units(diagnosis, spec)
     scalings: dict[int, Standardize | str] = {}
     for k, labels in enumerate(diagnosis.labels):
-        is_new = diagnosis.progress[k] in ("untrained", "unknown")
+        is_new = diagnosis.progress[k] in ("untrained", "unknown") and not predicts_in_units(diagnosis, k)
         if labels.scaling is not None and is_new and (k in raw or labels.unreachable):
             scalings[k] = labels.scaling
     return scalings

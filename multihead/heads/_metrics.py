@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import numbers
@@ -12,12 +13,12 @@ from contextlib import suppress
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import graph_function
-from multihead._ground.keras import options_of, wrapped_function
+from multihead._ground.calls import graph_function, with_columns_of_keras
+from multihead._ground.keras import METRICS_KEEP_NAMES, options_of, wrapped_function
 from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import in_xla, where
 from multihead._ground.types import Function, Metric
-from multihead._ground.validation import quoted
+from multihead._ground.validation import check_copied, in_short, quoted
 from multihead.losses._known import (
     CLASSES,
     ELEMENTS,
@@ -72,6 +73,7 @@ class HeadMetric:
         kind = _keras_kind(metric)
         self._wrapped = wrapped_function(metric) if kind is keras.metrics.MeanMetricWrapper else None
         kind = None if self._wrapped is not None and not is_keras(self._wrapped) else kind
+        self._is_users = kind is None
         self._reads = _declared(metric, self._wrapped, head) if kind is None else "rows"
         parameters = inspect.signature(type(metric).update_state).parameters.values()
         self._weighs = any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
@@ -164,7 +166,9 @@ class HeadMetric:
         specs = [tf.TensorSpec([rows, *sizes, *columns], spec.dtype) for sizes, spec in zip(inner, (targets, predictions))]
         with tf.init_scope(), suppress(Exception):  # whatever a metric raises for tensors without values
             if self._wrapped is not None and self.over is None:
-                values = graph_function(self._wrapped).get_concrete_function(*specs).structured_outputs
+                function: Function = self._wrapped
+                of_rows = graph_function(lambda y_true, y_pred: function(self._handed(y_true), y_pred))
+                values = of_rows.get_concrete_function(*specs).structured_outputs
                 self._weighs = bool(values.shape.rank) and values.shape[0] == rows
             elif self.by_column or not (self.metric.variables or eagerly):
                 strategy = tf.distribute.get_strategy()
@@ -207,10 +211,15 @@ class HeadMetric:
 
     def _apply(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None) -> None:
         """Updates the metric with rows; without weights, all of them count."""
+        targets = self._handed(targets)
         if weights is None or not self._weighs:
             self.metric.update_state(targets, predictions)
         else:
             self.metric.update_state(targets, predictions, sample_weight=weights)
+
+    def _handed(self, targets: tf.Tensor) -> tf.Tensor:
+        """Targets with the axes in which Keras hands them to the metric."""
+        return with_columns_of_keras(targets) if self._is_users else targets
 
     def _update_labelled(
         self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, *, are_weighted: bool
@@ -295,11 +304,11 @@ def check_metrics(arguments: Mapping[str, Sequence[Metric]], head: str) -> None:
                 f"`{argument}` must be a list. Received: {argument}={value!r} for head {head!r}. Put it into a list."
             )
     specs = [spec for metrics in arguments.values() for spec in metrics]
-    is_name = [isinstance(spec, Mapping) or (isinstance(spec, str) and spec not in _BY_SHAPE) for spec in specs]
+    is_name = [isinstance(spec, Mapping) or (isinstance(spec, str) and _by_shape(spec) is None) for spec in specs]
     metrics = [metric_of(spec, head) if named else spec for spec, named in zip(specs, is_name)]
     for metric in metrics:
         check_initialized("metrics", metric)
-    names = [spec if isinstance(spec, str) else log_name(metric) for spec, metric in zip(specs, metrics)]
+    names = [log_name(spec if isinstance(spec, str) else metric) for spec, metric in zip(specs, metrics)]
     duplicates = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if duplicates:
         raise ValueError(
@@ -330,6 +339,45 @@ def _check_arguments(spec: Metric, head: str) -> None:
         )
 
 
+def _by_shape(spec: Metric) -> str | None:
+    """The kind of metric that a name stands for whose form the shapes decide, of weighted ones included; otherwise None."""
+    return _BY_SHAPE.get(spec.removeprefix("weighted_")) if isinstance(spec, str) else None
+
+
+def weighted_name(spec: Metric) -> Metric:
+    """A metric, or its specification, whose name in the logs begins with `weighted_`, as Keras names a second of a kind."""
+    name = f"weighted_{log_name(spec)}"
+    if _by_shape(spec) is not None:
+        return name
+    metric = keras.metrics.get(spec)
+    if isinstance(metric, keras.metrics.Metric):
+        return copied_metric(metric, name)
+    return keras.metrics.MeanMetricWrapper(metric, name=name)
+
+
+def copied_metric(metric: Metric, name: str) -> Metric:
+    """A metric with the options of another one, without its state.
+
+    Raises:
+        ValueError: Its `get_config` does not have all of its options.
+    """
+    if type(metric) is keras.metrics.MeanMetricWrapper:  # whose function need not be registered
+        return keras.metrics.MeanMetricWrapper(wrapped_function(metric), name=name, dtype=metric.dtype, **options_of(metric))
+    config, parameters = {**metric.get_config(), "name": name}, inspect.signature(type(metric).__init__).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        config = {key: value for key, value in config.items() if key in parameters or key not in ("name", "dtype")}
+    try:
+        duplicate = type(metric).from_config(config)
+    except TypeError as error:
+        raise ValueError(
+            "`metrics` of `model` must take their `get_config` in `__init__`, because the trainer has metrics of its own. "
+            f"Received: {type(metric).__name__}, which does not: {in_short(error)}. Write its "
+            "options into `get_config`."
+        ) from error
+    check_copied("metrics", metric, duplicate, "because the trainer has metrics of its own")
+    return duplicate
+
+
 def metric_of(spec: Metric, head: str) -> Metric:
     """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
     return keras_object(keras.metrics, spec, f"`metrics` of head {head!r} must be Keras metrics or their names", _BY_SHAPE)
@@ -338,7 +386,10 @@ def metric_of(spec: Metric, head: str) -> Metric:
 def log_name(spec: Metric) -> str:
     """The name in the logs of a metric or of its specification."""
     if isinstance(spec, str):
-        return spec
+        is_class = not METRICS_KEEP_NAMES and isinstance(getattr(keras.metrics, spec, None), type)
+        return _snake_case(spec) if is_class else spec
+    if isinstance(spec, functools.partial):
+        return log_name(spec.func)
     if isinstance(spec, type):
         return _snake_case(spec.__name__)
     return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
@@ -355,14 +406,15 @@ def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorS
 
     As in Keras, the shapes decide between the binary, categorical and sparse forms of `"accuracy"` and `"crossentropy"`.
     """
-    if isinstance(spec, str) and spec in _BY_SHAPE:
+    kind = _by_shape(spec)
+    if kind is not None:
         if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
             form = "Binary"
         elif targets.shape.rank < predictions.shape.rank or targets.shape[-1] == 1:
             form = "SparseCategorical"
         else:
             form = "Categorical"
-        return getattr(keras.metrics, form + _BY_SHAPE[spec])(name=spec)
+        return getattr(keras.metrics, f"{form}{kind}")(name=spec)
     metric = metric_of(spec, head)
     if isinstance(metric, type):
         metric = metric()

@@ -344,6 +344,12 @@ def test_rows_are_not_columns_for_a_loss_of_ones_own():
         return tf.reduce_mean((y - p) ** 2, axis=-1)
 
     trainer = trainer_of(squared, units=8)
+    if keras.__version__ < "3":  # which hands labels of one axis over as a column
+        labels = np.arange(8, dtype="float32")
+        expected = gradients(trainer, reference.inputs(), labels[:, None])
+        for one, other in zip(gradients(trainer, reference.inputs(), labels), expected):
+            np.testing.assert_array_equal(one, other)
+        return
     with pytest.raises(ValueError, match=r"In head 'a': The loss 'squared' must take .* \(None,\) .* \(None, 8\)"):
         gradients(trainer, reference.inputs(), np.zeros(8, "float32"))
 

@@ -126,7 +126,7 @@ ERRORS = {
         r"`datasets\['a'\]` must be a `tf.data.Dataset`. Received: a generator.*from_generator",
     ),
     "endless": (
-        lambda: mix_datasets({"a": tf.data.Dataset.from_tensors((1.0, 1.0)).repeat()}),
+        lambda: mix_datasets({"a": tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat()}),
         r"`weights` must be given if the cardinality",
     ),
     "inputs": (
@@ -141,3 +141,25 @@ def test_errors(case):
     action, message = ERRORS[case]
     with pytest.raises((ValueError, TypeError), match=message):
         action()
+
+
+def test_targets_in_dicts_as_fit_takes_them():
+    plain = own_data()
+    weighted = {name: data.map(lambda x, y: (x, y, tf.ones(tf.shape(y)[:1]))) for name, data in plain.items()}
+    in_dicts = {name: data.map(lambda x, y, w, name=name: (x, {name: y}, {name: w})) for name, data in weighted.items()}
+    for one, other in zip(mix_datasets(weighted), mix_datasets(in_dicts), strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.unbatch(), r"`datasets` must yield batches.*`datasets\['price'\]` with.*call `.batch\(32\)`"),
+        (lambda data: data.map(lambda x, y: (x, {"other": y})), r"`datasets\['price'\]` must yield the target of its head"),
+        (lambda data: data.map(lambda x, y: (x, (y, y))), r"`datasets\['price'\]` must yield the target of its head"),
+    ],
+)
+def test_what_is_no_batch_with_one_target_is_refused(change, message):
+    data = own_data()
+    with pytest.raises(ValueError, match=message):
+        mix_datasets({**data, "price": change(data["price"])})

@@ -229,3 +229,66 @@ def test_the_printed_weights_make_the_norms_equal():
     again = trainer.diagnose(batches(30 * NORMAL))
     before, after = (each.norms["representation"] for each in (report, again))
     assert max(before) > 3 * min(before) and max(after) < 1.05 * min(after)
+
+
+def biased(module, value):
+    """A module whose last bias starts at a value, as recipes for training recommend."""
+    module.bias_initializer = keras.initializers.Constant(value)
+    return module
+
+
+def trained_before(labels):
+    """A module that Keras has trained in the labels' units, though not beyond a constant."""
+    module = L.Dense(1)
+    model = keras.Sequential([keras.Input((8,)), module])
+    model.compile(keras.optimizers.Adam(30.0), "mse")
+    for _ in range(30):
+        model.train_on_batch(np.zeros((ROWS, 8)), labels)
+    return module
+
+
+IN_UNITS = {
+    "bias at the mean": (lambda y: biased(L.Dense(1), y.mean()), 300 + 100 * NORMAL),
+    "softplus": (lambda y: biased(L.Dense(1, "softplus"), y.mean()), 300 + 50 * np.abs(NORMAL)),
+    "powers of ten": (lambda y: biased(L.Dense(1), y.mean()), np.exp(5 + 1.2 * NORMAL)),
+    "small deviation": (lambda y: biased(L.Dense(1, kernel_initializer="zeros"), y.mean()), 40 + 0.01 * NORMAL),
+    "trained by Keras": (trained_before, 300 + 100 * NORMAL),
+}
+
+
+@pytest.mark.parametrize("case", IN_UNITS)
+def test_no_scaling_is_suggested_to_a_head_that_predicts_in_the_labels_units(case):
+    make, labels = IN_UNITS[case]
+    _, diagnosis = diagnosed(make(labels), "mse", labels)
+    assert "target_scaling" not in diagnosis.suggestion
+    text = next(str(finding) for finding in diagnosis.findings if finding.kind == "units")
+    assert "the head predicts in these units already" in text and "starts near 0" not in text
+    _, diagnosis = diagnosed(L.Dense(1, "softplus" if case == "softplus" else None), "mse", labels)
+    assert "a" in diagnosis.suggestion["target_scaling"]
+
+
+def absolute(y, p):
+    return tf.abs(y - p)
+
+
+FAR = np.where(np.arange(ROWS)[:, None] % 32 == 0, -9999.0, 40 * NORMAL)
+
+
+@pytest.mark.parametrize("loss", ["mae", "huber", "log_cosh", absolute])
+def test_a_few_labels_far_off_do_not_decide_the_scaling_of_a_loss_that_hardly_follows_them(loss):
+    _, diagnosis = diagnosed(L.Dense(1), loss, FAR)
+    assert "target_scaling" not in diagnosis.suggestion
+    text = next(str(finding) for finding in diagnosis.findings if finding.kind == "units")
+    middle = FAR[np.arange(ROWS) % 32 != 0]
+    spread = float(re.search(r"lie within about ([\d.]+) of it", text)[1])
+    assert 0.8 * middle.std() < spread < 1.2 * middle.std()
+    assert "A few labels lie far from the others" in text and "pass NaN" in text
+    suggested = eval(re.search(r"`target_scaling=(scaling\.Standardize\(.*?\))`", text)[1])
+    assert abs(suggested.deviation - spread) < 0.1 * spread
+    _, diagnosis = diagnosed(L.Dense(1), loss, FAR / 40)  # the others are in unit scale
+    assert [finding.kind for finding in diagnosis.findings if "a" in finding.heads and finding.kind == "units"] == []
+
+
+def test_a_few_labels_far_off_count_for_the_squared_error():
+    _, diagnosis = diagnosed(L.Dense(1), "mse", FAR)
+    assert diagnosis.suggestion["target_scaling"] == {"a": "standardize"}
