@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from benchmarks.research import tables
@@ -42,6 +44,11 @@ def table(lines: Sequence[Line]) -> str:
         ]
         found = {pair: comparison(line, pair) for pair in pairs}
         for head in line["directions"] if pairs else ():
-            cells = [tables.interval(each.difference(pair[0], head, pair[1]), scale=100) for pair, each in found.items()]
+            cells = [_percent(each, head, *pair) for pair, each in found.items()]
             rows.append([line["set"], head, *[""] * (len(FLOORS) - len(cells)), *cells])
     return tables.markdown(["data set", "head", *(f"`NormFloor({floor})`" for floor in FLOORS.values())], rows)
+
+
+def _percent(found: Any, head: str, lagging: str, this: str) -> str:
+    """How much better a head is with the lag, in percent of its metric without."""
+    return tables.interval(found.difference(lagging, head, this), scale=100 / abs(float(np.mean(found.values(this, head)))))

@@ -70,15 +70,15 @@ TITLES |= {name: f"NTKMTL, {number:g}" for name, number in EXPONENTS.items()}
 
 def table(lines: Sequence[Line]) -> str:
     """A row for each data set: the best weight, and the regret of other choices."""
+    lines = [line for line in lines if {*WEIGHTS.values(), *BALANCERS} <= line["values"].keys()]
+    titles = {name: title for name, title in TITLES.items() if any(name in regrets(line) for line in lines)}
     rows = []
     for line in lines:
-        if not {*WEIGHTS.values(), *BALANCERS} <= line["values"].keys():
-            continue
         best = max(WEIGHTS, key=lambda weight: tables.changes(line, WEIGHTS[weight]).mean())
         of_line = regrets(line)
-        cells = [tables.spread(of_line[name], 1) if name in of_line else "" for name in TITLES]
+        cells = [tables.spread(of_line[name], 1) if name in of_line else "" for name in titles]
         rows.append([f"{line['set']}, {second_head(line)}", f"{best:g}", *cells])
-    return tables.markdown(["data set, second head", "best weight", *TITLES.values()], rows)
+    return tables.markdown(["data set, second head", "best weight", *titles.values()], rows)
 
 
 def second_head(line: Line) -> str:

@@ -19,7 +19,8 @@ from multihead.balancing._rows import unit_rows
 class Sum(PreferenceBalancer):
     """Adds the heads' gradients: the gradient of the total loss, as without a balancer.
 
-    The baseline. A plain sum with tuned weights is often as good as any method (Kurin et al., NeurIPS 2022).
+    The baseline. It is often as good as any method, well regularized (Kurin et al., NeurIPS 2022) or with tuned weights (Xin
+    et al., NeurIPS 2022).
 
     Formula: `d = sum_k p_k g_k`, with `p` the `preference`.
 

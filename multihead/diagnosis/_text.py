@@ -36,6 +36,6 @@ def weights_as_text(weights: Mapping[str, float], scaled_heads: Sequence[str]) -
     return (
         f"`weight=` by head that would make these norms equal: {weights!r}\n"
         f"for name, weight in {weights!r}.items(): trainer.set_weight(name, weight)\n"
-        "Fixed weights that are tuned are often as good as any method (Kurin et al., 2022, arXiv:2201.04122), but not where "
+        "Fixed weights that are tuned are often as good as any method (Xin et al., 2022, arXiv:2209.11379), but not where "
         f"the sizes of gradients drift while the heads train: `NormFloor` follows them.{before}"
     )
