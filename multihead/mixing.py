@@ -55,7 +55,7 @@ def mix_datasets(
             "At most one of `weights` and `temperature` may be given. "
             f"Received: weights={weights!r}, temperature={temperature!r}. Omit one."
         )
-    datasets = _checked(datasets)
+    datasets = _checked_datasets(datasets)
     seed = check_whole("seed", seed)
     names = list(datasets)
     lengths = {name: int(dataset.cardinality()) for name, dataset in datasets.items()}
@@ -104,7 +104,7 @@ def _probabilities(
     return list(np.array(proportions) / sum(proportions))
 
 
-def _checked(datasets: Mapping[str, tf.data.Dataset]) -> dict[str, tf.data.Dataset]:
+def _checked_datasets(datasets: Mapping[str, tf.data.Dataset]) -> dict[str, tf.data.Dataset]:
     """The datasets, with targets and sample weights of their heads that stood in dicts taken out of these."""
     if not isinstance(datasets, Mapping) or not datasets:
         raise ValueError(
