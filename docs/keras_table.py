@@ -20,12 +20,12 @@ ROWS = {
         outbound_nodes path predict_generator predict_step quantization_mode rematerialized_call reset_metrics reset_states
         run_eagerly save_spec set_state_tree set_weights state_updates stateful steps_per_execution submodules
         supports_masking symbolic_call trainable trainable_variables trainable_weights updates variable_dtype variables
-        weights with_name_scope""",
+        with_name_scope""",
     "works as in Keras, for heads": """
         build_from_config compile compile_from_config evaluate export fit from_config get_build_config get_compile_config
         get_config load_own_variables load_weights make_predict_function make_test_function make_train_function metrics
         metrics_names predict predict_on_batch save save_own_variables save_weights summary test_on_batch test_step to_json
-        train_on_batch train_step""",
+        train_on_batch train_step weights""",
     "an error to override, since `fit` does not call it": """
         build call compute_loss compute_mask compute_metrics get_metrics_result""",
     "an error to call, which says what to do": "add_loss add_metric",
