@@ -210,6 +210,17 @@ def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     return tensor
 
 
+def keras_logits(tensor: Tensor) -> tf.Tensor | None:
+    """The logits that Keras's softmax or sigmoid attached to what it returned, or None."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def with_keras_logits(tensor: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Attaches logits and returns the tensor."""
+    tensor._keras_logits = logits
+    return tensor
+
+
 def with_masks_of_layers(model: keras.Model) -> keras.Model:
     """A functional model that leaves masks to its layers without a warning, as on Keras 2."""
     if KERAS_3:
@@ -223,17 +234,17 @@ def with_logits(change: Callable[[tf.Tensor], tf.Tensor], predictions: Tensor) -
     Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognized, too.
     """
     changed = change(predictions)
-    logits = getattr(predictions, "_keras_logits", None)
+    logits = keras_logits(predictions)
     if logits is None and not hasattr(predictions, "numpy") and predictions.op.type == "Sigmoid":
         logits = predictions.op.inputs[0]
     if logits is not None and changed is not predictions:
-        changed._keras_logits = change(logits)
+        with_keras_logits(changed, change(logits))
     return changed
 
 
 def are_probabilities(predictions: Tensor) -> bool:
     """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
-    return getattr(predictions, "_keras_logits", None) is not None or last_operation(predictions) in ("Softmax", "Sigmoid")
+    return keras_logits(predictions) is not None or last_operation(predictions) in ("Softmax", "Sigmoid")
 
 
 def last_operation(tensor: Tensor) -> str:
@@ -252,11 +263,10 @@ def with_columns_of_keras(targets: tf.Tensor) -> tf.Tensor:
 
 
 def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Targets in the dtype and with the axes in which Keras hands them to a loss that its user wrote.
+    """Targets in the dtype in which Keras hands them to a loss that its user wrote.
 
     Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
     """
-    targets = with_columns_of_keras(targets)
     kinds = [(tensor.dtype.is_floating, tensor.dtype.is_integer) for tensor in (targets, predictions)]
     return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
 

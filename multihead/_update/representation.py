@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from multihead._ground.calls import call_module, keras_mask, with_keras_mask
+from multihead._ground.calls import call_module, keras_logits, keras_mask, with_keras_logits, with_keras_mask
 from multihead._ground.tensors import added, half_square, has_gradients, scaled, unchecked, where
 from multihead._ground.types import Gradient, Layer, Nested
 from multihead._ground.validation import described, in_short
@@ -51,10 +51,10 @@ class DetachedRepresentation:
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
         # The logits of what a softmax or a sigmoid returned, with which Keras's cross-entropies compute, are leaves, too.
-        for key, logits in [(key, getattr(leaf, "_keras_logits", None)) for key, leaf in attached.items()]:
+        for key, logits in [(key, keras_logits(leaf)) for key, leaf in attached.items()]:
             if logits is not None:
-                attached[id(logits)] = logits
-                detached[id(logits)] = detached[key]._keras_logits = tf.stop_gradient(logits)
+                attached[id(logits)], detached[id(logits)] = logits, tf.stop_gradient(logits)
+                with_keras_logits(detached[key], detached[id(logits)])
         leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
         # The floating-point leaves, each once, and the nest with detached ones; other leaves pass through; masks are kept.
         self.attached, self.leaves = list(attached.values()), list(detached.values())

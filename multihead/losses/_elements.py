@@ -7,7 +7,15 @@ import functools
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import are_probabilities, call_users, graph_function, keras_mask, targets_for_loss, with_logits
+from multihead._ground.calls import (
+    are_probabilities,
+    call_users,
+    graph_function,
+    keras_mask,
+    targets_for_loss,
+    with_columns_of_keras,
+    with_logits,
+)
 from multihead._ground.keras import options_of
 from multihead._ground.layers import check_initialized
 from multihead._ground.tensors import precision_of, unchecked, where
@@ -202,6 +210,7 @@ class ElementLoss:
         targets = aligned(targets, shape, self.over)
         if self.known is None:
             targets = targets_for_loss(targets, predictions)
+            targets = targets if self.couples_rows else with_columns_of_keras(targets)
         elif self.over != CLASSES:
             targets = tf.cast(targets, predictions.dtype)
         if self.over == ELEMENTS and shape[-1] != 1:  # the mean over a last axis of one is the term itself

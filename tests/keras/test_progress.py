@@ -46,8 +46,9 @@ def test_the_line_shows_losses_and_first_metrics_and_the_history_everything(mode
     ).history
     assert printed_names(capsys) == [*SHOWN, *(f"val_{name}" for name in SHOWN), "val_f1"]
     of_heads = {f"{head}_{statistic}" for head in TARGETS for statistic in ("loss", "norm", "share", "updates")}
-    of_training = {"loss", "skipped_updates", "price_mae", "price_MeanSquaredError", *of_heads}
-    of_validation = {f"val_{name}" for name in ("loss", "f1", "price_MeanSquaredError", *SHOWN)}
+    by_class = "price_mean_squared_error" if keras.__version__ < "3" else "price_MeanSquaredError"
+    of_training = {"loss", "skipped_updates", "price_mae", by_class, *of_heads}
+    of_validation = {f"val_{name}" for name in ("loss", "f1", by_class, *SHOWN)}
     assert set(history) == of_training | of_validation
     assert set(log.read_text().splitlines()[0].split(",")) == {"epoch", *history}
 

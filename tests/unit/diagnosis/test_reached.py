@@ -224,7 +224,7 @@ def test_the_suggestion_is_printed_as_code_that_runs():
 def test_the_printed_weights_make_the_norms_equal():
     trainer, report = diagnosed(L.Dense(1), "mse", 30 * NORMAL, weight=0.5)
     (line,) = [line for line in str(report).splitlines() if "trainer.set_weight" in line]
-    assert "Kurin et al." in str(report) and "drift" in str(report)
+    assert "Xin et al." in str(report) and "drift" in str(report)
     exec(line, {"trainer": trainer})
     again = trainer.diagnose(batches(30 * NORMAL))
     before, after = (each.norms["representation"] for each in (report, again))
