@@ -86,7 +86,7 @@ FILES = {
 """The variants on files, and their balancers."""
 MEASURED = ("reply_exact", "reply_slot_f1", "price_accuracy")
 SHARE = 0.75
-"""Two models alone with this fraction of the epochs take about as long as a joint one: see `costs` in the recorded line."""
+"""Two models alone with this fraction of the epochs take about as long as a joint one."""
 
 
 def files(name: str, options: Namespace) -> Line:

@@ -60,7 +60,7 @@ TRAINER = {
     "Saving and exporting": "save load_model save_weights load_weights to_keras export to_json",
     "Custom training loops": (
         "compute_gradients apply_gradients head_gradients get_metrics_result num_updates update_count stage update_spec "
-        "log_metrics"
+        "log_metrics weights"
     ),
     "Of Keras, with limits": "add_loss add_metric",
 }
