@@ -71,12 +71,13 @@ def details(lines: Sequence[Line], beside: Callable[[str, str], str] | None = No
 
 def files(lines: Sequence[Line]) -> str:
     """A row for each variant and Keras: its metrics over the seeds, and the seconds of training where a core was idle."""
-    titles = ["trained", "Keras", "exact replies", "slot F1", "price accuracy", "updates", "seconds"]
+    titles = ["trained", "Keras", "exact replies", "slot F1", "price accuracy", "seeds", "updates", "seconds"]
     rows = [
         [
             "each head alone" if variant == ALONE else variant,
             line["keras"].rpartition(" ")[2],
             *(tables.spread(np.asarray(values), 4) for values in by_head.values()),
+            str(min(map(len, by_head.values()))),
             str(line["updates"][variant]),
             f"{line['costs'][variant]['seconds']:.0f}" if variant in line["costs"] else "",
         ]
