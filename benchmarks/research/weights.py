@@ -39,7 +39,7 @@ class ByExponent(balancing.Balancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        powers = rows.active * tf.where(rows.norms > 0, rows.norms, 1.0) ** (1 - 2 * self.exponent)
+        powers = rows.active * rows.norms ** (1 - 2 * self.exponent)
         return rows.coefficients(
             powers * tf.math.divide_no_nan(tf.reduce_sum(rows.norms * rows.active), tf.reduce_sum(powers))
         )
@@ -71,11 +71,11 @@ TITLES |= {name: f"NTKMTL, {number:g}" for name, number in EXPONENTS.items()}
 def table(lines: Sequence[Line]) -> str:
     """A row for each data set: the best weight, and the regret of other choices."""
     lines = [line for line in lines if {*WEIGHTS.values(), *BALANCERS} <= line["values"].keys()]
-    titles = {name: title for name, title in TITLES.items() if any(name in regrets(line) for line in lines)}
+    by_line = [regrets(line) for line in lines]
+    titles = {name: title for name, title in TITLES.items() if any(name in found for found in by_line)}
     rows = []
-    for line in lines:
+    for line, of_line in zip(lines, by_line):
         best = max(WEIGHTS, key=lambda weight: tables.changes(line, WEIGHTS[weight]).mean())
-        of_line = regrets(line)
         cells = [tables.spread(of_line[name], 1) if name in of_line else "" for name in titles]
         rows.append([f"{line['set']}, {second_head(line)}", f"{best:g}", *cells])
     return tables.markdown(["data set, second head", "best weight", *titles.values()], rows)

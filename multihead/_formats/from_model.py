@@ -22,7 +22,7 @@ from multihead._ground.layers import (
 )
 from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
-from multihead.heads._metrics import copied_metric, log_name, weighted_name
+from multihead.heads._metrics import copied_metric, log_name, metric_named
 from multihead.heads._reads import Reads
 
 
@@ -177,8 +177,9 @@ def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
     As on Keras 3, the name of a weighted metric begins with `weighted_` if another metric has its name already.
     """
     name = log_name(metric).removeprefix(f"{output}_")
-    copied = copied_metric(metric, name) if isinstance(metric, keras.metrics.Metric) else metric
-    return weighted_name(copied) if name in taken else copied
+    if name in taken:
+        return metric_named(metric, f"weighted_{name}")
+    return copied_metric(metric, name) if isinstance(metric, keras.metrics.Metric) else metric
 
 
 def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> list[Any]:

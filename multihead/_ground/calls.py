@@ -237,9 +237,9 @@ def with_logits(change: Callable[[tf.Tensor], tf.Tensor], predictions: Tensor) -
     logits = keras_logits(predictions)
     if logits is None and not hasattr(predictions, "numpy") and predictions.op.type == "Sigmoid":
         logits = predictions.op.inputs[0]
-    if logits is not None and changed is not predictions:
-        with_keras_logits(changed, change(logits))
-    return changed
+    if logits is None or changed is predictions:
+        return changed
+    return with_keras_logits(changed, change(logits))
 
 
 def are_probabilities(predictions: Tensor) -> bool:

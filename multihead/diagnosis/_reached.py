@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -176,7 +177,7 @@ def _grows_linearly(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bo
     return bool(one and other) and other[0] < 3 * one[0]
 
 
-def _rounded(values: np.ndarray) -> float | list[float]:
+def _rounded(values: Sequence[float]) -> float | list[float]:
     """Numbers of columns with four digits, one for all if they are equal."""
     columns = [float(f"{value:.4g}") for value in values]
     return columns[0] if len(set(columns)) == 1 else columns
@@ -271,5 +272,5 @@ def _size(labels: np.ndarray, reach: Reach) -> scaling.Standardize | None:
         divisor = divisor or float(np.sqrt(np.mean(column**2))) or 1.0
         upwards = np.ceil if np.isfinite(reach.high) else np.round
         unit = 10.0 ** (np.floor(np.log10(divisor)) - 2)
-        columns.append(float(f"{upwards(divisor / unit - 1e-9) * unit:.4g}"))
-    return scaling.Standardize(mean=0.0, deviation=columns[0] if len(set(columns)) == 1 else columns)
+        columns.append(upwards(divisor / unit - 1e-9) * unit)
+    return scaling.Standardize(mean=0.0, deviation=_rounded(columns))

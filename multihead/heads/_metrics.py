@@ -344,9 +344,8 @@ def _by_shape(spec: Metric) -> str | None:
     return _BY_SHAPE.get(spec.removeprefix("weighted_")) if isinstance(spec, str) else None
 
 
-def weighted_name(spec: Metric) -> Metric:
-    """A metric, or its specification, whose name in the logs begins with `weighted_`, as Keras names a second of a kind."""
-    name = f"weighted_{log_name(spec)}"
+def metric_named(spec: Metric, name: str) -> Metric:
+    """A metric, or its specification, with another name in the logs, such as that of the weighted one of two of a kind."""
     if _by_shape(spec) is not None:
         return name
     metric = keras.metrics.get(spec)

@@ -60,11 +60,9 @@ def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: floa
 
 def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
     """Principal pivots at the marked indices of tableaus; a tableau without a mark does not change."""
-    size = mark.shape[-1]
-    chosen, beside = tf.cast(mark, tableau.dtype), [*mark.shape[:-1], tableau.shape[-1] - size]
-    in_column = tf.concat([mark, tf.zeros(beside, tf.bool)], axis=-1)
+    chosen, in_column = tf.cast(mark, tableau.dtype), tf.concat([mark, tf.zeros_like(mark[:, :1])], axis=-1)
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
-    column = tf.reduce_sum(tableau[..., :size] * chosen[:, None, :], axis=-1)
+    column = tf.reduce_sum(tableau[..., :-1] * chosen[:, None, :], axis=-1)
     pivot = tf.reduce_sum(column * chosen, axis=-1, keepdims=True)
     pivot = where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
     others = where(mark[..., None] | in_column[:, None, :], 0.0, tableau)
