@@ -133,17 +133,19 @@ class StateBridge(keras.layers.Layer):
 
     def build(self, state_shape: Any) -> None:
         """Creates the weights of the maps that are used, from the shapes of the encoder's states."""
-        sources = self._sources([_shape_list(shape) for shape in state_shape])
+        layers = [state_shape] if _is_shape(state_shape) else state_shape
+        sources = self._sources([_shape_list(shape) for shape in layers])
         for index, shapes in enumerate(sources):
             for part, dense in enumerate(self._maps_of(index)):
                 if self._needs_map(shapes, part):
                     build_layer(dense, None, shapes[min(part, len(shapes) - 1)][-1])
         self.built = True
 
-    def call(self, state: tuple[State, ...]) -> tuple[State, ...]:
-        """The decoder's first states, one per layer, from the encoder's final states, one per layer."""
+    def call(self, state: State | tuple[State, ...]) -> tuple[State, ...]:
+        """The decoder's first states, one per layer, from the encoder's final states: a tensor is that of one layer."""
         result = []
-        for index, source in enumerate(self._sources([state_list(layer) for layer in state])):
+        layers = [state] if tf.is_tensor(state) else state
+        for index, source in enumerate(self._sources([state_list(layer) for layer in layers])):
             shapes = [tensor.shape for tensor in source]
             parts = []
             for part, dense in enumerate(self._maps_of(index)):
@@ -167,6 +169,9 @@ class StateBridge(keras.layers.Layer):
 
 def _shape_list(shape: Any) -> list[Any]:
     """The shapes of one layer's state as a list, whether it is one tensor's shape or a pair of them."""
-    if isinstance(shape, tf.TensorShape) or all(size is None or isinstance(size, int) for size in shape):
-        return [shape]
-    return list(shape)
+    return [shape] if _is_shape(shape) else list(shape)
+
+
+def _is_shape(shape: Any) -> bool:
+    """Whether this is the shape of one tensor, not a structure of shapes."""
+    return isinstance(shape, tf.TensorShape) or all(size is None or isinstance(size, int) for size in shape)

@@ -28,6 +28,10 @@ class Seq2SeqDecoder(AbstractDecoder):
     logits are an affine map of this vector. Without input feeding, training runs the recurrent layers once over the whole
     target sequence and attention as one product.
 
+    The representation, of `Seq2SeqEncoder` or your own encoder, is a dict: `outputs`, `[batch, source_time, width]`; `mask`,
+    whether a place is a token, bool `[batch, source_time]`; and `state`, one `[batch, units]` or a tuple with the state of
+    each layer, for an LSTM the pair of its hidden state and its carry.
+
     With `copy_ids`, words can be copied from the source: the logits are log probabilities of a mixture of generating an id
     and pointing at a source token with this id (a pointer-generator network; See, Liu and Manning, 2017, arXiv 1704.04368).
     The representation then holds the ids of the source tokens in the vocabulary of the targets, `copy_ids`. The last

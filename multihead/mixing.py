@@ -49,6 +49,15 @@ def mix_datasets(
     Raises:
         ValueError: An argument is out of range, or the inputs differ in structure.
         TypeError: One of the datasets is something else, such as a generator.
+
+    Example:
+        >>> prices = tf.data.Dataset.from_tensor_slices(([[1.0], [2.0]], [[10.0], [20.0]])).batch(1)
+        >>> sizes = tf.data.Dataset.from_tensor_slices(([[3.0]], [[0.5]])).batch(1)
+        >>> for inputs, _, weights in mix_datasets({"price": prices, "size": sizes}):
+        ...     print(inputs.numpy().tolist(), [name for name in weights if weights[name] > 0])
+        [[1.0]] ['price']
+        [[3.0]] ['size']
+        [[3.0]] ['size']
     """
     if weights is not None and temperature is not None:
         raise ValueError(

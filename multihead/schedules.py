@@ -220,6 +220,13 @@ class WhileConflicting(Schedule):
 
     Raises:
         ValueError: An argument is out of range, or `turns` does not name every head.
+
+    Example:
+        >>> schedule = WhileConflicting(turns={"price": 1, "reply": 9})
+        >>> schedule.bind(["price", "reply"])
+        >>> schedule.build((2,))
+        >>> schedule.active(tf.constant(1, tf.int64)).numpy().tolist()  # no conflict has been observed
+        [True, True]
     """
 
     uses = ("gramian",)

@@ -503,6 +503,16 @@ class MultiHeadTrainer(KerasTrainer):
         and of what layers add. Weightings, and weights that are functions of the step, do not count in it, and in `val_loss`
         the weights are those of the beginning of `fit`: losses that are weighed differently in each epoch cannot be
         compared, and `EarlyStopping("val_loss")` would stop on the weights.
+
+        Example:
+            >>> trainer = MultiHeadTrainer(keras.layers.Identity())
+            >>> trainer.add_head("price", keras.layers.Dense(1, kernel_initializer="ones"), "mse")
+            >>> trainer.add_head("size", keras.layers.Identity(), "mae", weight=0.5)
+            >>> trainer.compile("sgd")
+            >>> y = {"price": tf.constant([[2.0], [1.0]]), "size": tf.constant([[0.0], [3.0]])}
+            >>> logs = trainer.evaluate(tf.constant([[1.0], [2.0]]), y, verbose=0, return_dict=True)
+            >>> logs["price_loss"], logs["size_loss"], logs["loss"]
+            (1.0, 1.0, 1.5)
         """
         state = self._state
         state.require_options("evaluate")

@@ -62,6 +62,16 @@ def test_states_are_fitted_between_different_sides(encoder_options, decoder_opti
         np.testing.assert_allclose(first[1][1], np.tanh(np.asarray(last) @ kernel + bias), atol=1e-6)
 
 
+def test_a_state_that_is_one_tensor_is_that_of_one_layer():
+    representation = Seq2SeqEncoder(12, 3, 4, cell="gru")(tf.constant(TOKENS))
+    (state,) = representation["state"]
+    decoder = Seq2SeqDecoder(9, 3, 4, cell="gru", engine="native")
+    ids = decoder.generate({**representation, "state": state})
+    np.testing.assert_array_equal(ids, decoder.generate(representation))
+    logits = decoder({**representation, "state": state}, tf.constant(TARGETS))
+    np.testing.assert_array_equal(logits, decoder(representation, tf.constant(TARGETS)))
+
+
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("attention, feeding", [("luong", False), (None, False), ("bahdanau", True)])
