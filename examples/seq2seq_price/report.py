@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,8 +74,10 @@ def replies(rows: Sequence[tuple[str, str, str]], copied: Callable[[list[str]], 
     lines = []
     for (text, wanted, received), words in zip(ordered, copied([text for text, _, _ in ordered])):
         verdict = "right" if wanted.split() == received.split() else "wrong"
-        lines += [f"{verdict}  {text}", f"       {wanted}"] + [f"    -> {received}"] * (verdict == "wrong")
-        lines += [f"       copied: {' '.join(words)}"] if words else []
+        # A decoder that has hardly been trained may repeat a word until its reply is full.
+        shown = [textwrap.shorten(each, 3 * WIDTH, placeholder=" ...") for each in (received, " ".join(words))]
+        lines += [f"{verdict}  {text}", f"       {wanted}"] + [f"    -> {shown[0]}"] * (verdict == "wrong")
+        lines += [f"       copied: {shown[1]}"] if words else []
     return "\n".join(lines)
 
 

@@ -178,6 +178,8 @@ def test_replies_that_are_shown():
         "       a[1]",
         "       copied: One",
     ]
+    endless = report.replies([("text", "a[1]", "is " * 200)], lambda texts: [["is"] * 200])
+    assert [len(line) < 260 for line in endless.splitlines()] == [True] * 4 and endless.count(" is ...") == 2
 
 
 def written(path, examples):
