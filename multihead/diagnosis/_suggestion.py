@@ -42,14 +42,19 @@ def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
 
 
 def predicts_in_units(diagnosis: Diagnosis, k: int) -> bool:
-    """Whether a head predicts numbers as large as its labels already, as no head does that starts near 0.
+    """Whether a head predicts in its labels' units already: among the labels, or of a size nearer to theirs than to 1.
 
-    Its last bias may be set to the mean of the labels, for one, or its weights come from other training.
+    Its last bias may be set to the mean of the labels, for one; its module may multiply by a constant or by an input; or its
+    weights come from other training. Scaled labels would be far too small for it.
     """
     center, spread = diagnosis.labels[k].center, diagnosis.labels[k].spread
     low, high = diagnosis.predicted[k, :2]
+    size, unit = max(abs(low), abs(high)), max(abs(center), spread)
     is_near = low >= center - 4 * spread and high <= center + 4 * spread
-    return bool(is_near and (max(abs(low), abs(high)) > _RAW or spread < 1 / _RAW))
+    if is_near and (size > _RAW or spread < 1 / _RAW):
+        return True
+    is_usual = 1 / _RAW <= size <= _RAW or not np.isfinite(size)
+    return bool(not is_usual and min(size, unit) > 0 and abs(np.log(size / unit)) < abs(np.log(size)))
 
 
 def heads_to_scale(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:

@@ -253,7 +253,18 @@ IN_UNITS = {
     "powers of ten": (lambda y: biased(L.Dense(1), y.mean()), np.exp(5 + 1.2 * NORMAL)),
     "small deviation": (lambda y: biased(L.Dense(1, kernel_initializer="zeros"), y.mean()), 40 + 0.01 * NORMAL),
     "trained by Keras": (trained_before, 300 + 100 * NORMAL),
+    "exponential": (lambda y: biased(L.Dense(1, "exponential"), np.log(y.mean())), 5000 + 100 * NORMAL),
+    "a constant before the last layer": (lambda y: ending(L.Rescaling(1000.0), L.Reshape((1,))), 5000 + 140 * NORMAL),
+    "a constant in the activation": (lambda y: L.Dense(1, lambda z: 1000 * z), 5000 + 140 * NORMAL),
+    "a constant in a module of one's own": (lambda y: Own(1, lambda z: 2000 * z), 1500 * NORMAL),
+    "an offset": (lambda y: ending(L.Rescaling(100.0, 5000.0), L.ReLU()), 5000 + 140 * NORMAL),
+    "tiny units": (lambda y: ending(L.Rescaling(0.001), L.Reshape((1,))), 0.004 + 0.002 * NORMAL),
 }
+
+
+def ending(*layers):
+    """A module of a dense layer and others."""
+    return keras.Sequential([L.Dense(1), *layers])
 
 
 @pytest.mark.parametrize("case", IN_UNITS)
@@ -263,8 +274,9 @@ def test_no_scaling_is_suggested_to_a_head_that_predicts_in_the_labels_units(cas
     assert "target_scaling" not in diagnosis.suggestion
     text = next(str(finding) for finding in diagnosis.findings if finding.kind == "units")
     assert "the head predicts in these units already" in text and "starts near 0" not in text
-    _, diagnosis = diagnosed(L.Dense(1, "softplus" if case == "softplus" else None), "mse", labels)
-    assert "a" in diagnosis.suggestion["target_scaling"]
+    for same in (L.Dense(1, "softplus" if case == "softplus" else None), ending(L.Rescaling(3.0), L.Reshape((1,)))):
+        _, diagnosis = diagnosed(same, "mse", labels)
+        assert "a" in diagnosis.suggestion["target_scaling"]
 
 
 def absolute(y, p):
