@@ -22,7 +22,7 @@ from multihead._ground.layers import (
 )
 from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
-from multihead.heads._metrics import copied_metric, log_name, metric_named
+from multihead.heads._metric_names import copied_metric, log_name, metric_named
 from multihead.heads._reads import Reads
 
 

@@ -21,7 +21,7 @@ from multihead._trainer.steps import TrainFunction
 from multihead._update.scaling import scale_targets, warn_of_model, warn_of_trained_modules
 from multihead._update.spec import Idle
 from multihead.balancing._kinds import every
-from multihead.heads._metrics import check_distinct
+from multihead.heads._metric_names import check_distinct
 from multihead.heads._named import NamedHead
 from multihead.heads._value import check_weight, is_zero
 

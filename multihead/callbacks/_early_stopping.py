@@ -15,7 +15,7 @@ from multihead._ground.keras import tensor_variable
 from multihead._ground.types import Callback, Config, Logs, Trainer
 from multihead._ground.validation import check_choice, check_head_names, check_whole, did_you_mean, is_number, quoted
 from multihead.heads._directions import direction
-from multihead.heads._metrics import log_name
+from multihead.heads._metric_names import log_name
 from multihead.heads._named import NamedHead
 
 

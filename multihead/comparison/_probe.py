@@ -19,7 +19,7 @@ from multihead.comparison._run import new_trainer, start
 from multihead.comparison._study import Job, Study, as_text
 from multihead.heads import Head
 from multihead.heads._directions import direction
-from multihead.heads._metrics import log_name
+from multihead.heads._metric_names import log_name
 from multihead.heads._named import NamedHead
 
 

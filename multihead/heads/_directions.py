@@ -9,7 +9,7 @@ import keras
 
 from multihead._ground.keras import metric_direction, wrapped_function
 from multihead._ground.types import Callback, Metric
-from multihead.heads._metrics import log_name
+from multihead.heads._metric_names import log_name
 from multihead.heads._named import NamedHead
 from multihead.losses._known import is_keras
 

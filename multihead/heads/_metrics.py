@@ -1,24 +1,21 @@
-"""A head's metrics: created as in Keras, with distinct names in the logs, and updated with labelled elements only."""
+"""A head's metrics, which are updated with labelled elements only."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
 import numbers
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.calls import graph_function, with_columns_of_keras
-from multihead._ground.keras import METRICS_KEEP_NAMES, options_of, wrapped_function
-from multihead._ground.layers import check_initialized
+from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.tensors import in_xla, where
 from multihead._ground.types import Function, Metric
-from multihead._ground.validation import check_copied, in_short, quoted
+from multihead._ground.validation import quoted
+from multihead.heads._metric_names import snake_case
 from multihead.losses._known import (
     CLASSES,
     ELEMENTS,
@@ -27,25 +24,10 @@ from multihead.losses._known import (
     aligned,
     aligned_shape,
     is_keras,
-    keras_object,
     known,
     spread,
     with_columns,
 )
-
-STATISTICS = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
-"""The values of a head that the trainer itself may log, as `{head}_{value}`."""
-
-OF_PAIRS = ("cosine",)
-"""The values of a pair of heads, as `{head}_{other}_{value}`."""
-
-TOTALS = (
-    "loss added_loss regularizer encoder_learning_rate_multiplier update_norm update_norm_clipped clipped_updates "
-    "skipped_updates learning_rate lr"
-).split()
-"""The values that belong to no head, of the trainer or of Keras."""
-
-_BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
 
 READS = ("elements", "rows")
 """The values of a metric's `reads` other than column numbers."""
@@ -95,9 +77,9 @@ class HeadMetric:
         elif getattr(metric, "top_k", None) is not None:
             self.over = ROWS
         else:
-            function = FUNCTIONS.get(_snake_case(kind.__name__)) if self._wrapped is None else known(self._wrapped, options)
+            function = FUNCTIONS.get(snake_case(kind.__name__)) if self._wrapped is None else known(self._wrapped, options)
             # A correlation is not finite for the rows of zeros in place of missing labels, whatever their weight.
-            self._is_paired = "correlation" in getattr(self._wrapped, "__name__", _snake_case(kind.__name__))
+            self._is_paired = "correlation" in getattr(self._wrapped, "__name__", snake_case(kind.__name__))
             if function is not None:
                 self.over, self._fewest_columns = None if self._is_paired else function.over, function.columns
             self.column = getattr(metric, "class_id", None)
@@ -294,158 +276,3 @@ def in_rows(tensor: tf.Tensor, rank: int, *, are_elements: bool) -> tf.Tensor:
     if inner.is_fully_defined():
         return tf.reshape(tensor, [-1, *inner, *columns])
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[rank:], columns], axis=0))
-
-
-def check_metrics(arguments: Mapping[str, Sequence[Metric]], head: str) -> None:
-    """Raises unless the arguments are lists of metrics of targets and predictions, with names that differ in the logs."""
-    for argument, value in arguments.items():
-        if isinstance(value, (str, Mapping, keras.metrics.Metric)) or not isinstance(value, Sequence):
-            raise TypeError(
-                f"`{argument}` must be a list. Received: {argument}={value!r} for head {head!r}. Put it into a list."
-            )
-    specs = [spec for metrics in arguments.values() for spec in metrics]
-    is_name = [isinstance(spec, Mapping) or (isinstance(spec, str) and _by_shape(spec) is None) for spec in specs]
-    metrics = [metric_of(spec, head) if named else spec for spec, named in zip(specs, is_name)]
-    for metric in metrics:
-        check_initialized("metrics", metric)
-    names = [log_name(spec if isinstance(spec, str) else metric) for spec, metric in zip(specs, metrics)]
-    duplicates = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
-    if duplicates:
-        raise ValueError(
-            f"`metrics` of head {head!r} must have unique names, and none of {quoted(STATISTICS)}. "
-            f"Received: metrics named {quoted(names)}. Give {quoted(duplicates)} another `name`."
-        )
-    for metric in metrics:
-        _check_arguments(metric, head)
-
-
-def _check_arguments(spec: Metric, head: str) -> None:
-    """Checks that a metric, or a function, takes targets and predictions."""
-    kind: Metric = spec if isinstance(spec, type) else type(spec)
-    is_metric = issubclass(kind, keras.metrics.Metric)
-    if isinstance(spec, str) or (kind is spec and not is_metric):
-        return
-    try:
-        parameters = inspect.signature(kind.update_state if is_metric else spec).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return
-    named = [p for p in parameters if p.name not in ("self", "sample_weight") and p.kind is not p.KEYWORD_ONLY]
-    if len(named) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in named):
-        what = "update_state(y_true, y_pred)" if is_metric else "a function of (y_true, y_pred)"
-        raise ValueError(
-            f"`metrics` of head {head!r} must compare targets with predictions: {what}. Received: {log_name(spec)!r}, which "
-            f"takes {quoted(parameter.name for parameter in named)}. Choose another metric, or write a "
-            "function of targets and predictions that returns the values to average."
-        )
-
-
-def _by_shape(spec: Metric) -> str | None:
-    """The kind of metric that a name stands for whose form the shapes decide, of weighted ones included; otherwise None."""
-    return _BY_SHAPE.get(spec.removeprefix("weighted_")) if isinstance(spec, str) else None
-
-
-def metric_named(spec: Metric, name: str) -> Metric:
-    """A metric, or its specification, with another name in the logs, such as that of the weighted one of two of a kind."""
-    if _by_shape(spec) is not None:
-        return name
-    metric = keras.metrics.get(spec)
-    if isinstance(metric, keras.metrics.Metric):
-        return copied_metric(metric, name)
-    return keras.metrics.MeanMetricWrapper(metric, name=name)
-
-
-def copied_metric(metric: Metric, name: str) -> Metric:
-    """A metric with the options of another one, without its state.
-
-    Raises:
-        ValueError: Its `get_config` does not have all of its options.
-    """
-    if type(metric) is keras.metrics.MeanMetricWrapper:  # whose function need not be registered
-        return keras.metrics.MeanMetricWrapper(wrapped_function(metric), name=name, dtype=metric.dtype, **options_of(metric))
-    config, parameters = {**metric.get_config(), "name": name}, inspect.signature(type(metric).__init__).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        config = {key: value for key, value in config.items() if key in parameters or key not in ("name", "dtype")}
-    try:
-        duplicate = type(metric).from_config(config)
-    except TypeError as error:
-        raise ValueError(
-            "`metrics` of `model` must take their `get_config` in `__init__`, because the trainer has metrics of its own. "
-            f"Received: {type(metric).__name__}, which does not: {in_short(error)}. Write its "
-            "options into `get_config`."
-        ) from error
-    check_copied("metrics", metric, duplicate, "because the trainer has metrics of its own")
-    return duplicate
-
-
-def metric_of(spec: Metric, head: str) -> Metric:
-    """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
-    return keras_object(keras.metrics, spec, f"`metrics` of head {head!r} must be Keras metrics or their names", _BY_SHAPE)
-
-
-def log_name(spec: Metric) -> str:
-    """The name in the logs of a metric or of its specification."""
-    if isinstance(spec, str):
-        is_class = not METRICS_KEEP_NAMES and isinstance(getattr(keras.metrics, spec, None), type)
-        return _snake_case(spec) if is_class else spec
-    if isinstance(spec, functools.partial):
-        return log_name(spec.func)
-    if isinstance(spec, type):
-        return _snake_case(spec.__name__)
-    return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
-
-
-def _snake_case(kind: str) -> str:
-    """The name that Keras gives to an instance of a class: `"auc"` for `"AUC"`."""
-    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", kind)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()
-
-
-def resolve_metric(spec: Metric, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Metric:
-    """The `keras.metrics.Metric` for a metric, a class, a name or a function.
-
-    As in Keras, the shapes decide between the binary, categorical and sparse forms of `"accuracy"` and `"crossentropy"`.
-    """
-    kind = _by_shape(spec)
-    if kind is not None:
-        if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
-            form = "Binary"
-        elif targets.shape.rank < predictions.shape.rank or targets.shape[-1] == 1:
-            form = "SparseCategorical"
-        else:
-            form = "Categorical"
-        return getattr(keras.metrics, f"{form}{kind}")(name=spec)
-    metric = metric_of(spec, head)
-    if isinstance(metric, type):
-        metric = metric()
-    if isinstance(metric, keras.metrics.Metric):
-        if isinstance(spec, str) or (isinstance(spec, type) and is_keras(spec)):
-            # Keras would number the names of these metrics across the whole process.
-            return type(metric).from_config({**metric.get_config(), "name": log_name(spec)})
-        return metric
-    return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
-
-
-def check_distinct(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
-    """Raises a `ValueError` if two values in the logs would have one name, or two heads share a metric."""
-    endings, owners, objects = ("", "_average"), dict[str, str](), dict[int, str]()
-    names = [(f"{name}{end}", "a value of no head") for name in TOTALS for end in endings]
-    for one, other in itertools.combinations([head for head, _ in heads], 2):
-        heads_text = f"of heads {one!r} and {other!r}"
-        names += [(f"{one}_{other}_{value}{end}", f"the {value} {heads_text}") for value in OF_PAIRS for end in endings]
-    for head, metrics in heads:
-        names += [(f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in endings]
-        names += [(f"{head}_{log_name(metric)}", f"the metric {log_name(metric)!r} of head {head!r}") for metric in metrics]
-        for metric in metrics:
-            if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
-                raise ValueError(
-                    "`metrics` must hold a separate metric for each head. Received: one object, "
-                    f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
-                )
-    for name, owner in names:
-        for logged in (name, f"val_{name}"):
-            other = owners.setdefault(logged, owner)
-            if other != owner:
-                raise ValueError(
-                    f"`name` of heads and metrics must tell their values apart in the logs. Received: {logged!r} would "
-                    f"stand for {other} and for {owner}. Rename one of them."
-                )

@@ -24,7 +24,8 @@ from multihead.heads._labels import (
     with_valid_labels,
     without_class_weights,
 )
-from multihead.heads._metrics import HeadMetric, metric_of, resolve_metric
+from multihead.heads._metric_names import metric_of, resolve_metric
+from multihead.heads._metrics import HeadMetric
 from multihead.heads._reads import encode_reads, select
 from multihead.heads._scaled import check_scaling
 from multihead.heads._value import Head, Weight, weight_at

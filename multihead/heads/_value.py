@@ -15,7 +15,7 @@ from multihead._ground.tensors import precision_of
 from multihead._ground.types import Layer, Loss, Metric, Tensor
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
-from multihead.heads._metrics import check_metrics
+from multihead.heads._metric_names import check_metrics
 from multihead.heads._reads import Reads, check_reads
 from multihead.heads._scaled import check_scaling
 from multihead.rates import Rate, check_rate

@@ -16,7 +16,7 @@ from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Metric, Tensor
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
-from multihead.heads._metrics import TOTALS
+from multihead.heads._metric_names import TOTALS
 from multihead.heads._named import NamedHead, or_nan
 from multihead.telemetry import LEVELS, LOSSES, STATISTICS, comparable_pairs, names_of
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead.heads._metrics import HeadMetric, resolve_metric
+from multihead.heads._metric_names import resolve_metric
+from multihead.heads._metrics import HeadMetric
 from multihead.heads._named import new_head
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from multihead.callbacks import HeadEarlyStopping
-from multihead.heads._metrics import log_name
+from multihead.heads._metric_names import log_name
 from tests.helpers import tiny
 
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from multihead.heads._directions import direction
-from multihead.heads._metrics import log_name
+from multihead.heads._metric_names import log_name
 from multihead.heads._named import new_head
 
 pytestmark = pytest.mark.mathematics

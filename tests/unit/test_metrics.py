@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead.heads._metrics import resolve_metric
+from multihead.heads._metric_names import resolve_metric
 from multihead.heads._named import new_head
 
 metrics = keras.metrics
