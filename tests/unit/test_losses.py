@@ -135,3 +135,18 @@ def test_a_loss_reduced_over_the_batch_is_refused():
     loss = losses.get(lambda targets, predictions: tf.reduce_mean(tf.square(targets - predictions)))
     with pytest.raises(ValueError, match="must give one value per element"):
         loss.values(tf.ones([4, 1]), tf.ones([4, 1]))
+
+
+CHANNELS_FIRST = [
+    keras.losses.CategoricalCrossentropy(axis=1),
+    keras.losses.CategoricalFocalCrossentropy(axis=1),
+    keras.losses.BinaryCrossentropy(axis=1),
+    keras.losses.CosineSimilarity(axis=1),
+]
+
+
+@pytest.mark.parametrize("loss", CHANNELS_FIRST, ids=lambda loss: loss.name)
+def test_a_loss_along_another_axis_than_the_last_is_refused_with_a_way_out(loss):
+    shape = [None, 3, 4, 5]
+    with pytest.raises(ValueError, match="must compare along the last axis. Received: axis=1. .*Permute"):
+        losses.get(loss).value_rank(*[tf.TensorSpec(shape)] * 2)
