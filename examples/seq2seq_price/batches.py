@@ -46,6 +46,11 @@ class Examples(NamedTuple):
         labels = {head: rows[:number] for head, rows in self.labels.items()}
         return Examples(self.texts[:number], self.targets[:number], labels)
 
+    def at_most(self, number: int) -> Examples:
+        """At most so many rows, evenly spaced."""
+        step = -(-len(self.texts) // number)
+        return Examples(self.texts[::step], self.targets[::step], {head: rows[::step] for head, rows in self.labels.items()})
+
 
 def separate(texts: tf.Tensor) -> tf.Tensor:
     """Puts spaces around runs of punctuation."""

@@ -35,6 +35,8 @@ from multihead import balancing, callbacks, plots
 SHORT, LEAST_COPIED = 10, 0.2
 """No attention where nine tenths of the sources have at most so many tokens; no copying where at most this fraction of the
 targets' words stands in the sources."""
+JUDGED = 5000
+"""Training rows whose metrics are shown, at most: decoding all of a large file takes longer than an epoch."""
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
@@ -220,10 +222,11 @@ def _report(
     """Exports and evaluates a trained model, and writes all results."""
     export(options, model)
     plots.all_of(history, options.output)
-    answers = {split: model.answer(examples.texts, beam_width=options.beam) for split, examples in data.splits.items()}
+    judged = {**data.splits, "train": data.splits["train"].at_most(JUDGED)}
+    answers = {split: model.answer(examples.texts, beam_width=options.beam) for split, examples in judged.items()}
     splits = {
         split: evaluate(model, examples, answers[split], batch_size=options.batch_size)
-        for split, examples in data.splits.items()
+        for split, examples in judged.items()
     }
     metrics = {"training": statistics, "options": vars(options), "splits": splits, "history": history.history}
     text = json.dumps(metrics, indent=1, ensure_ascii=False, default=float)
