@@ -225,8 +225,7 @@ def _report(
     judged = {**data.splits, "train": data.splits["train"].at_most(JUDGED)}
     answers = {split: model.answer(examples.texts, beam_width=options.beam) for split, examples in judged.items()}
     splits = {
-        split: evaluate(model, examples, answers[split], batch_size=options.batch_size)
-        for split, examples in judged.items()
+        split: evaluate(model, examples, answers[split], batch_size=options.batch_size) for split, examples in judged.items()
     }
     metrics = {"training": statistics, "options": vars(options), "splits": splits, "history": history.history}
     text = json.dumps(metrics, indent=1, ensure_ascii=False, default=float)
