@@ -21,6 +21,7 @@ from multihead.diagnosis._suggestion import (
     level_of,
     predicts_in_units,
     starved,
+    weighed_for_their_units,
 )
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
@@ -164,10 +165,10 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
-    factors = enlarged(diagnosis, spec)
+    factors, weighed = enlarged(diagnosis, spec), weighed_for_their_units(diagnosis, spec)
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
-        head, labels = diagnosis.heads[k], diagnosis.labels[k]
+        head, labels, weight = diagnosis.heads[k], diagnosis.labels[k], plain(diagnosis.weights[k])
         advice = (
             "`suggestion` leaves them: the head predicts in these units already, or no `target_scaling` fits its loss, its "
             "labels and its module. For a new run, end the module in a `keras.layers.Rescaling`."
@@ -184,6 +185,11 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                     f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its "
                     "`weight`."
                 )
+            if diagnosis.weights[k] != 1 and spec.methods.weighting is None:
+                others += (
+                    f" Its weight, {weight}, is then that of the scaled loss: if it was chosen for these units, call "
+                    f"`trainer.set_weight({head!r}, 1.0)`."
+                )
             faster = (
                 " The other heads then learn faster, and one with few or noisy labels overfits sooner: compare each head "
                 "with the plain sum on held-out data."
@@ -193,6 +199,11 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                 f"`target_scaling={suggested[k]!r}` for {head!r}, as `add_head` can. Predictions and metrics stay in their "
                 f"units.{' ' + labels.why if labels.why else ''}{others}"
                 f"{faster if k == first and len(diagnosis.heads) > 1 else ''}"
+            )
+        elif k in weighed:
+            advice = (
+                f"`suggestion` leaves them: the weight of {head!r}, {weight}, suits these units. To scale the labels, call "
+                f"`trainer.set_weight({head!r}, 1.0)` first, diagnose again, and compare."
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"

@@ -44,6 +44,7 @@ class HeadLabels(NamedTuple):
         center: The mean, or the median where a few labels lie far off and the loss gives them little weight.
         spread: The deviation, or, in that case, half the width of the middle two thirds of the labels.
         is_robust: Whether these are the median and that width.
+        is_linear: Whether the loss grows as large errors do, and not as their squares.
         reach: What the module can predict; None if unknown.
         unreachable: The number of labels (of rows, where these should add up to 1) that it cannot predict.
         number: The number of labels, or of rows.
@@ -58,6 +59,7 @@ class HeadLabels(NamedTuple):
     center: float = np.nan
     spread: float = np.nan
     is_robust: bool = False
+    is_linear: bool = False
     reach: Reach | None = None
     unreachable: int = 0
     number: int = 0
@@ -97,7 +99,9 @@ def judge(
         summary = summary._replace(mean=mean, deviation=deviation, center=mean, spread=deviation)
         below, median, above = np.nanquantile(labels, _MIDDLE, axis=0)
         width = float(np.mean(above - below)) / 2
-        if 0 < _FAR * width < deviation and depends == DIFFERENCES and _grows_linearly(head, spec, rows):
+        is_linear = depends == DIFFERENCES and _grows_linearly(head, spec, rows)
+        summary = summary._replace(is_linear=is_linear)
+        if is_linear and 0 < _FAR * width < deviation:
             summary = summary._replace(center=float(np.mean(median)), spread=width, is_robust=True)
     compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
     if has_columns and compares_values and measured is not None:
@@ -173,6 +177,8 @@ def _is_the_same_scaled(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -
 def _grows_linearly(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
     """Whether a loss of differences grows as large errors do, and not as their squares: outliers then count little."""
     center, far = np.nan_to_num(np.nanmean(rows.present, axis=0)), 1e3 * float(np.nanmax(np.abs(rows.present)))
+    if far > 1e15:  # whose square may be infinite
+        return False
     one, other = (list(losses_of(head, spec, rows.batches, [center + distance])) for distance in (far, 2 * far))
     return bool(one and other) and other[0] < 3 * one[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from multihead import balancing
@@ -25,7 +27,7 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
     scalings = heads_to_scale(diagnosis, spec)
     if scalings:
         suggestion["target_scaling"] = {diagnosis.heads[k]: how for k, how in scalings.items()}
-    are_starved = starved(diagnosis) or starved(diagnosis, norms_after_scaling(diagnosis, spec))
+    are_starved = starved(diagnosis) or starved(diagnosis, _norms_with(scalings, diagnosis, spec))
     if are_starved and spec.methods.weighting is None and spec.methods.balancer is None:
         suggestion["balancer"] = "NormFloor"
         if level_of(diagnosis) == "parameters":
@@ -58,7 +60,29 @@ def predicts_in_units(diagnosis: Diagnosis, k: int) -> bool:
 
 
 def heads_to_scale(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
-    """The heads whose targets should be scaled, and how: in raw units or out of reach, and not trained yet."""
+    """The heads whose targets should be scaled, and how."""
+    scalings = _fitting_scalings(diagnosis, spec)
+    for k in weighed_for_their_units(diagnosis, spec):
+        del scalings[k]
+    return scalings
+
+
+def weighed_for_their_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
+    """The heads whose weights suit the units of their labels: with scaled labels their gradients would be too small."""
+    scalings = _fitting_scalings(diagnosis, spec)
+    if not scalings or spec.methods.weighting is not None:
+        return []
+    norms = diagnosis.norms[level_of(diagnosis)]
+    suited = []
+    for k in starved(diagnosis, _norms_with(scalings, diagnosis, spec)):
+        largest = max((norms[other] for other in comparable(diagnosis) if other != k), default=np.nan)
+        if k in scalings and diagnosis.weights[k] < FLOOR <= norms[k] / largest <= 1 / FLOOR:
+            suited.append(k)
+    return suited
+
+
+def _fitting_scalings(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
+    """The scalings that fit heads in raw units or out of reach, and not trained yet."""
     raw = in_raw_units(diagnosis, spec)
     scalings: dict[int, Standardize | str] = {}
     for k, labels in enumerate(diagnosis.labels):
@@ -81,19 +105,32 @@ def comparable(diagnosis: Diagnosis) -> np.ndarray:
 
 def enlarged(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, float]:
     """How many times as large the suggested division makes gradients: a loss in percent stays, its argument shrinks."""
+    return _enlarged_by(heads_to_scale(diagnosis, spec), spec)
+
+
+def _enlarged_by(scalings: Mapping[int, Standardize | str], spec: UpdateSpec) -> dict[int, float]:
     known = [head.loss.known for head in spec.network.heads]
     return {
         k: float(how.deviation)
-        for k, how in heads_to_scale(diagnosis, spec).items()
+        for k, how in scalings.items()
         if isinstance(how, Standardize) and how.deviation and known[k] == PERCENTAGE
     }
 
 
-def norms_after_scaling(diagnosis: Diagnosis, spec: UpdateSpec) -> np.ndarray:
-    """`[heads]`: the norms, those of losses in percent as the suggested division makes them."""
+def _norms_with(scalings: Mapping[int, Standardize | str], diagnosis: Diagnosis, spec: UpdateSpec) -> np.ndarray:
+    """`[heads]`: the norms, as scalings make them.
+
+    The gradient of a squared error is proportional to the error, and that of an absolute one does not depend on its size.
+    """
     norms = diagnosis.norms[level_of(diagnosis)].copy()
-    for k, factor in enlarged(diagnosis, spec).items():
+    for k, factor in _enlarged_by(scalings, spec).items():
         norms[k] *= factor
+    for k in scalings:
+        labels, (low, high) = diagnosis.labels[k], diagnosis.predicted[k, :2]
+        if np.isfinite(labels.spread) and not labels.is_linear and spec.network.heads[k].loss.known != PERCENTAGE:
+            middle, width = (low + high) / 2, (high - low) / 4
+            error = np.linalg.norm([labels.spread, labels.center - middle, width])
+            norms[k] *= np.linalg.norm([1.0, middle, width]) / error
     return norms
 
 

@@ -223,7 +223,7 @@ def test_the_suggestion_is_printed_as_code_that_runs():
 
 def test_the_printed_weights_make_the_norms_equal():
     trainer, report = diagnosed(L.Dense(1), "mse", 30 * NORMAL, weight=0.5)
-    (line,) = [line for line in str(report).splitlines() if "trainer.set_weight" in line]
+    (line,) = [line for line in str(report).splitlines() if "trainer.set_weight" in line and "Its weight" not in line]
     assert "Xin et al." in str(report) and "drift" in str(report)
     exec(line, {"trainer": trainer})
     again = trainer.diagnose(batches(30 * NORMAL))
@@ -304,3 +304,32 @@ def test_a_few_labels_far_off_do_not_decide_the_scaling_of_a_loss_that_hardly_fo
 def test_a_few_labels_far_off_count_for_the_squared_error():
     _, diagnosis = diagnosed(L.Dense(1), "mse", FAR)
     assert diagnosis.suggestion["target_scaling"] == {"a": "standardize"}
+
+
+WEIGHED = {
+    "inverse deviation": (lambda: L.Dense(1), "mse", 30 * NORMAL, 1 / 30),
+    "inverse variance": (lambda: L.Dense(1), "mse", 30 * NORMAL, 1 / 900),
+    "own loss": (lambda: L.Dense(1), squared, 100 * NORMAL, 1 / 100),
+    "softplus": (lambda: L.Dense(1, "softplus"), "mse", 60 * UNIFORM, 1 / 30),
+    "powers of ten": (lambda: L.Dense(1), "mse", np.exp(3 + 1.5 * NORMAL), 1 / 100),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHED)
+def test_no_scaling_is_suggested_to_a_head_whose_weight_suits_its_units(case):
+    make, loss, labels, weight = WEIGHED[case]
+    trainer, report = diagnosed(make(), loss, labels, weight=weight)
+    text = next(str(finding) for finding in report.findings if finding.kind == "units")
+    is_starved = case == "inverse variance"  # it is already, and no worse with scaled labels
+    assert ("target_scaling" in report.suggestion) == is_starved
+    assert ("suits these units" in text) == (not is_starved) and "trainer.set_weight('a', 1.0)" in text
+    trainer.set_weight("a", 1.0)
+    assert "a" in trainer.diagnose(batches(labels)).suggestion["target_scaling"]
+
+
+@pytest.mark.parametrize(("loss", "weight"), [("mse", 0.5), ("mae", 0.5), ("mse", 3.0)])
+def test_another_weight_does_not_keep_a_scaling_from_being_suggested(loss, weight):
+    _, report = diagnosed(L.Dense(1), loss, 3000 + 1000 * NORMAL, weight=weight)
+    assert report.suggestion["target_scaling"] == {"a": "standardize"}
+    text = next(str(finding) for finding in report.findings if finding.kind == "units")
+    assert f"Its weight, {weight:g}, is then that of the scaled loss" in text
