@@ -192,9 +192,10 @@ class _Steps:
         arguments = [(job, self._metrics) for job in doubtful]
         starts = {job.variant.name: start for (job, _), start in self._compute(check_variant, arguments)}
         for name, variant in self._variants.items():
-            how = {**variant.settings, **({} if variant.build is None else {"start": starts[name]})}
+            how = {**variant.settings, **({} if variant.build is None else {"start": starts[name][0]})}
             if name not in known:
-                self._lines.append({"variant": name, "is_fixed": variant.is_fixed, "how": how})
+                line = {"variant": name, "is_fixed": variant.is_fixed, "is_scaled": starts[name][1], "how": how}
+                self._lines.append(line)
             elif known[name]["how"] != how:
                 raise ValueError(
                     f"`variants[{name!r}]` must be the same as in `file`, and its `build` make the same weights. Received: "

@@ -188,9 +188,13 @@ def answers_of(comparison: Comparison, favourite: tuple[str, bool] | None) -> li
     at = "at equal cost" if at_equal_cost else "in as many updates"
     verdicts = {variant: [comparison.difference(variant, head).verdict for head in comparison.heads] for variant in joint}
     shown = {variant: set(verdicts[variant]) for variant in at_equal_cost or joint}
+    scaled = [variant for variant in shown if variant.removesuffix(AT_EQUAL_COST) in comparison.scaled]
+    shown = {variant: kinds for variant, kinds in shown.items() if variant not in scaled}
     ahead = [variant for variant, kinds in shown.items() if "worse" not in kinds and "better" in kinds]
     even = [variant for variant, kinds in shown.items() if kinds == {"within noise"}]
-    if any("unknown" in kinds for kinds in shown.values()):
+    if not shown:
+        answer = f"Whether one encoder for all heads is better {at} is not compared."
+    elif any("unknown" in kinds for kinds in shown.values()):
         answer = f"Whether one encoder for all heads is better {at} cannot be said without intervals on all heads."
     elif ahead:
         answer = f"Sharing the encoder is worth it {at}: no head worse than alone, one at least better with {quoted(ahead)}."
@@ -202,6 +206,11 @@ def answers_of(comparison: Comparison, favourite: tuple[str, bool] | None) -> li
             f"Sharing the encoder costs nothing that {len(comparison.seeds)} seeds can show {at}: all heads are within the "
             f"noise of seeds of models of their own with {quoted(even)}."
             f"{' One encoder is cheaper to serve.' if serve < 1 else ''}"
+        )
+    if scaled:
+        answer += (
+            f" That leaves out {quoted(scaled)}: they scale targets that the models of each head alone do not, so what they "
+            "gain need not come from sharing. To include them, scale the targets in `build`."
         )
     if favourite is None:
         return [answer]

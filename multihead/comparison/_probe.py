@@ -83,8 +83,11 @@ def _read_metrics(metrics: object, heads: Mapping[str, Head], *, free: bool) -> 
     return chosen
 
 
-def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]]]) -> int:
-    """The digest of `start` of a variant, so that options that do not suit it are errors before the first run."""
+def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]]]) -> tuple[int, bool]:
+    """The digest of `start` of a variant, so that options that do not suit it are errors before the first run.
+
+    And whether it scales targets otherwise than `build` does.
+    """
     job, metrics = arguments
     by_loss = [] if study.measure is not None else [name for name, metric in metrics.items() if metric[0] == f"{name}_loss"]
     rescaled = [name for name in job.variant.options.get("target_scaling") or {} if name in by_loss]
@@ -95,7 +98,7 @@ def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]
             f"the head a metric, such as 'mae', and pass `metrics={{{rescaled[0]!r}: '{rescaled[0]}_mae'}}`."
         )
     if job.variant.build is None:
-        return start(study, job)[2]
+        return start(study, job)[2], bool(job.variant.options.get("target_scaling"))
     argument = job.variant.build_argument
     one, other = new_trainer(study, replace(job.variant, build=None)), new_trainer(study, job.variant)
     if sorted(one.heads) != sorted(other.heads):
@@ -103,7 +106,9 @@ def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]
             f"`{argument}` must return a trainer with the heads of `build`: {quoted(one.heads)}. "
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
+    is_scaled = bool(job.variant.options.get("target_scaling"))
     for name, head in one.heads.items():
+        is_scaled |= len({as_text(scaling.get(each.heads[name].target_scaling)) for each in (one, other)}) > 1
         judged, differs = (_judged(candidate, by_loss=name in by_loss) for candidate in (head, other.heads[name]))
         differ = [key for key in judged if judged[key] != differs[key]]
         if differ:
@@ -119,7 +124,7 @@ def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]
             "Received: the same trainer, or other weights, the second time. Make all layers in it, and let nothing in it "
             "depend on the time or on other files."
         )
-    return first
+    return first, is_scaled
 
 
 def _judged(head: Head, *, by_loss: bool) -> dict[str, str]:

@@ -48,6 +48,7 @@ class Comparison:
         split: The part of the data on which variants are compared: `"test"`, or `"validation"` if there are no test data.
             Learning rates are always chosen on the validation data.
         variants: The names of the variants, `"alone"` first.
+        scaled: The variants that scale targets otherwise than `build` does, and so than the single-task models.
         seeds: The seeds for which every variant has been trained.
         rates: The learning rates, by the name of the variant, and `"{head} alone"` for single-task models.
         head_rates: For variants with `"head_rates"`, the learning rates of the heads' own variables by head name.
@@ -73,6 +74,7 @@ class Comparison:
             if all(line.get(name) == choice.get(name) for name in ("rate", "head_rates")):
                 self._runs[_label_of_line(line), line["head"], line["seed"]] = line
         self._fixed = {name for name, line in variants.items() if line["is_fixed"]}
+        self.scaled = {name for name, line in variants.items() if line.get("is_scaled", False)}
         labels = [label_of(name, at_equal_cost=is_equal_cost) for is_equal_cost in (False, True) for name in variants]
         known = {label for label, _, _ in self._runs}
         self.variants: tuple[str, ...] = tuple(label for label in (ALONE, *labels) if label in known)

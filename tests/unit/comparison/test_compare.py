@@ -351,6 +351,8 @@ def test_a_scaling_of_a_variant_trains_as_one_of_add_head():
     values = {name: found.values(name, "size")[0] for name in variants}
     assert values["target_scaling"] == pytest.approx(values["own build"], rel=1e-6) != pytest.approx(values["plain"])
     assert values["target_scaling"] < 0.5 * values["plain"]  # an error of 50 at the start
+    assert found.scaled == {"target_scaling", "whole", "own build"}
+    assert "leaves out 'target_scaling', 'whole', 'own build': they scale targets that the models" in found.verdict
     assert not any(
         line["is_fixed"] for line in found.lines if line.get("variant") == "target_scaling" and "is_fixed" in line
     )
