@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 BASELINES = ("DWA", "ExcessMTL", "GeometricMean", "GradDrop", "MoCo", "RandomLossWeighting")
 FOOTNOTE = """\
-† A baseline: no independent study that we know has it ahead of a plain sum with tuned weights. `RandomLossWeighting` and
+† A baseline: we know of no independent study in which it beats a plain sum with tuned weights. `RandomLossWeighting` and
 `GradDrop` were compared by [Kurin et al., 2022](https://arxiv.org/abs/2201.04122), and again in [Uniform loss vs.
 specialized optimization, 2025](https://arxiv.org/abs/2505.10347), where both are behind the plain sum on MultiMNIST.
 """
@@ -53,7 +53,7 @@ def name_of(method: type) -> str:
 
 
 def balancer_row(method: Any) -> list[str]:
-    """Name, what it fixes, extra cost, paper."""
+    """Name, what it fixes, extra passes, paper."""
     levels = method().levels
     cost = "none" if "representation" in levels else "one backward pass per head"
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
@@ -67,7 +67,7 @@ def balancer_row(method: Any) -> list[str]:
 
 
 def weighting_row(method: Any) -> list[str]:
-    """Name, what it fixes, its state, extra cost, paper."""
+    """Name, what it fixes, its state, extra passes, paper."""
     weighting = method()
     weighting([1.0, 1.0])
     kinds = {True: "learned", False: "tracked across updates" if weighting.variables else "none"}
@@ -93,11 +93,11 @@ def tables() -> str:
     from multihead._method import methods
 
     balancers = table(
-        ["`balancing.`", "fixes", "extra cost", "paper"],
+        ["`balancing.`", "fixes", "extra passes", "paper"],
         [balancer_row(method) for method in methods(balancing.Balancer).values()],
     )
     weightings = table(
-        ["`weighting.`", "fixes", "state", "extra cost", "paper"],
+        ["`weighting.`", "fixes", "state", "extra passes", "paper"],
         [weighting_row(method) for method in methods(weighting.Weighting).values()],
     )
     return f"\n{balancers}\n{weightings}\n{FOOTNOTE}\n"

@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import keras
 import tensorflow as tf
@@ -30,6 +30,7 @@ from multihead._ground.types import Config, Function, Optimizer, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, nearest, quoted
 from multihead._update.faults import ON_NONFINITE
 from multihead.heads._named import NamedHead
+from multihead.heads._value import Head
 from multihead.rates import Rate, check_rate
 from multihead.telemetry import LEVELS
 
@@ -40,6 +41,7 @@ _INSTEAD = {
     "gradient_accumulation_steps": "gradient_accumulation_steps={value}",
 }
 """What `compile` has instead of options of optimizers."""
+_OF_HEADS = {argument.name for argument in fields(Head)}
 
 _NOT_CALLED_BY_FIT = ("compute_loss", "compute_metrics", "get_metrics_result", "call", "build", "compute_mask")
 """The methods that `fit` and `evaluate` of Keras call, and ours do not."""
@@ -167,6 +169,10 @@ def only_own_options(method: Function) -> Function:
                     "`Head(module, loss, weight=..., metrics=[...])` or to `add_head`."
                 )
             hint = did_you_mean([name], known, "Leave it out.")
+            if name in _OF_HEADS:
+                hint = f"Pass `{name}` to `add_head` or `Head`."
+            if name == "ignore_label":
+                hint += " After `from_model`, write NaN in place of the labels that are missing."
             raise TypeError(f"{rule}, which does not have it. Received: {name}={value!r}. {hint}")
         method(self, *args[:1], **options)
 
@@ -198,14 +204,14 @@ def check_compile(
             )
         if undeclared and number > 1:
             raise ValueError(
-                f"`couples_rows` of head {quoted(undeclared)} must be said where `{name}` splits a batch: its loss is none "
+                f"`couples_rows` of head {quoted(undeclared)} must be set where `{name}` splits a batch: its loss is none "
                 f"of Keras's and may compare rows. Received: couples_rows=None with {number} parts. Pass "
                 "`couples_rows=False` to `add_head` if each of its values depends on its own labels alone. "
                 f"Otherwise: {remedy[0].lower()}{remedy[1:]}."
             )
     if undeclared and checked.jit_compile is True:
         raise ValueError(
-            f"`couples_rows` of head {quoted(undeclared)} must be said with `jit_compile`: its loss is none of Keras's and "
+            f"`couples_rows` of head {quoted(undeclared)} must be set with `jit_compile`: its loss is none of Keras's and "
             "gets the rows that have a label, which XLA cannot select. Received: couples_rows=None with jit_compile=True. "
             "Pass `couples_rows=False` to `add_head` if each of its values depends on the label and the predictions at its "
             "own place alone, or omit `jit_compile`."

@@ -113,11 +113,11 @@ def test_what_splits_a_batch_asks_for_a_declaration(options, words, two_replicas
     def squared(y, p):
         return (y - p) ** 2
 
-    message = rf"`couples_rows` of head 'a' must be said {words}"
+    message = rf"`couples_rows` of head 'a' must be set {words}"
     with pytest.raises(ValueError, match=message):
         trainer_of(squared, keras.layers.Dense(1), options)
     with (
-        pytest.raises(ValueError, match="`couples_rows` of head 'a' must be said where `strategy` splits a batch"),
+        pytest.raises(ValueError, match="`couples_rows` of head 'a' must be set where `strategy` splits a batch"),
         two_replicas.scope(),
     ):
         trainer_of(squared, keras.layers.Dense(1))

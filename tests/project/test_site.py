@@ -65,7 +65,7 @@ def test_every_method_has_a_page_with_formula_value_cost_and_paper(site: Path) -
             if not isinstance(method, type) or method is base:
                 continue
             text = text_of(site, f"reference/{package.__name__.rpartition('.')[2]}/{name}")
-            assert all(word in text for word in ("Formula", ">>> ", "extra cost:", "paper:")), name
+            assert all(word in text for word in ("Formula", ">>> ", "extra passes:", "paper:")), name
 
 
 def test_reference_has_public_names_only(site: Path) -> None:

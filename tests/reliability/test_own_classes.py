@@ -207,6 +207,16 @@ def test_every_argument_of_keras_is_an_option_or_refused_in_words(name):
         trainer.compile("sgd", **{name: "mse"})
 
 
+@pytest.mark.parametrize("name", ["ignore_label", "couples_rows", "learning_rate_multiplier"])
+def test_an_argument_of_heads_is_refused_with_where_it_belongs(name):
+    trainer = MultiHeadTrainer(keras.layers.Identity())
+    with pytest.raises(
+        TypeError, match=f"`{name}` must not be passed to `compile`.*Pass `{name}` to `add_head` or `Head`."
+    ) as caught:
+        trainer.compile("sgd", **{name: 1})
+    assert ("write NaN in place of the labels" in str(caught.value)) == (name == "ignore_label")
+
+
 @pytest.mark.parametrize("name", ["loss", "loss_weights", "metrics", "weighted_metrics"])
 def test_losses_and_metrics_passed_to_compile_show_the_way(name):
     trainer = MultiHeadTrainer(keras.layers.Dense(4), {"a": Head(keras.layers.Dense(1), "mse")})
