@@ -14,7 +14,9 @@ _PURPOSES = {
 
 def suggestion_lines(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
     """A line of code for each part of a suggestion, and one for the whole, each below a comment that says what it does."""
-    after = "; by itself, without the scaling, it can make heads in other units worse" if "target_scaling" in parts else ""
+    after = ""
+    if "target_scaling" in parts:
+        after = "; scaled, they may need no more; without the scaling, it can make heads in other units worse"
     lines = []
     for name, part in parts.items():
         heads = ", ".join(map(repr, part[name])) if isinstance(part[name], Mapping) else ""
