@@ -34,5 +34,6 @@ def test_the_page_shows_what_the_lines_say():
     )
     promised = [line for line in lines if line["method"] in ("UPGrad", "DualProj", "MGDA", "NashMTL") and "ms" in line]
     assert len(promised) == 24 and all(line["least_cosine"] >= -1e-5 for line in promised)
-    certified = [line["gap"] for line in lines if "gap" in line and line["method"] != "IMTLG"]
+    unsolvable = ("IMTLG", "ConFIG")  # whose equations have no solution where gradients depend on each other
+    certified = [line["gap"] for line in lines if "gap" in line and line["method"] not in unsolvable]
     assert max(certified) < 3e-3
