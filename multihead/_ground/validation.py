@@ -201,14 +201,10 @@ def check_copied(argument: str, original: Any, duplicate: Any, why: str) -> None
         UserWarning: An option is not in the configuration, and no attribute shows it.
     """
     kinds = [kind for kind in type(original).__mro__ if kind.__module__.partition(".")[0] not in ("builtins", "keras")]
-    parameters = [inspect.signature(vars(kind)["__init__"]).parameters for kind in kinds if "__init__" in vars(kind)]
-    omitted = {
-        name
-        for of_kind in parameters
-        for name, one in of_kind.items()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }
-    omitted -= {"self", "name", "dtype", *original.get_config()}
+    signatures = [inspect.signature(vars(kind)["__init__"]) for kind in kinds if "__init__" in vars(kind)]
+    parameters = [one for signature in signatures for one in [*signature.parameters.values()][1:]]  # without the object
+    omitted = {one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    omitted -= {"name", "dtype", *original.get_config()}
     shown = {name: key for name in omitted for key in (f"_{name}", name) if key in vars(original)}
     lost = sorted(name for name, key in shown.items() if not _is_same(vars(original)[key], vars(duplicate).get(key)))
     received = f"Received: {type(original).__name__}, whose `get_config` lacks"

@@ -62,10 +62,11 @@ def _check_arguments(spec: Metric, head: str) -> None:
     if isinstance(spec, str) or (kind is spec and not is_metric):
         return
     try:
-        parameters = inspect.signature(kind.update_state if is_metric else spec).parameters.values()
+        signature = inspect.signature(kind.update_state if is_metric else spec)
     except (TypeError, ValueError):  # written in C
         return
-    named = [p for p in parameters if p.name not in ("self", "sample_weight") and p.kind is not p.KEYWORD_ONLY]
+    parameters = [*signature.parameters.values()][is_metric:]  # without the metric itself
+    named = [p for p in parameters if p.name != "sample_weight" and p.kind is not p.KEYWORD_ONLY]
     if len(named) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in named):
         what = "update_state(y_true, y_pred)" if is_metric else "a function of (y_true, y_pred)"
         raise ValueError(

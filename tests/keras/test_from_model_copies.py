@@ -140,9 +140,9 @@ class Scaled(keras.metrics.MeanSquaredError):
 
 
 class Plain(keras.metrics.Mean):
-    """Without `dtype` and options."""
+    """Without `dtype` and options, and with a name of its own for the object."""
 
-    def __init__(self, name="plain"):
+    def __init__(me, name="plain"):  # noqa: N805
         super().__init__(name=name)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
