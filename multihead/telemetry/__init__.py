@@ -135,8 +135,8 @@ LOSSES = (
 The logs show losses over all labelled elements of an epoch instead.
 """
 
-# To add a statistic, add one entry here, its name to the list of `heads/_metrics.py` that no metric may take, and a line to
-# the table of docs/watching.md.
+# To add a statistic, add one entry here, its name to the list of `heads/_metric_names.py` that no metric may take, and a
+# line to the table of docs/watching.md.
 STATISTICS = (
     Statistic("regularizer", lambda update: update.losses.regularizer, None, "update", _has_regularizer),
     Statistic(

@@ -65,7 +65,8 @@ def small(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("name", [*list(SAID)[:-1], pytest.param("images", marks=pytest.mark.thorough)])
+@pytest.mark.first_cases(3)
+@pytest.mark.parametrize("name", SAID)
 def test_a_program_says_and_draws_what_its_page_says(name, tmp_path, capsys, monkeypatch, request, small):
     if name in ("images", "watching_gradients"):
         request.getfixturevalue("eager_updates")

@@ -31,7 +31,7 @@ def trained(trainer, updates):
     return np.concatenate([np.ravel(weight) for weight in trainer.get_weights()])
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_in_a_graph_and_saved_it_computes_what_it_computes_eagerly(name, tmp_path):
     expected = trained(new(name, True), 4)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules, telemetry
-from multihead.heads import _metrics
+from multihead.heads import _metric_names
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -21,7 +21,7 @@ TARGETS = {
 
 
 def test_no_metric_can_take_the_name_of_a_figure():
-    reserved = {"update": _metrics.TOTALS, "head": _metrics.STATISTICS, "pair": _metrics.OF_PAIRS}
+    reserved = {"update": _metric_names.TOTALS, "head": _metric_names.STATISTICS, "pair": _metric_names.OF_PAIRS}
     for statistic in telemetry.STATISTICS:
         assert statistic.name in reserved[statistic.per]
     model = MultiHeadTrainer(keras.layers.Dense(2))
