@@ -103,7 +103,7 @@ def files(name: str, options: Namespace) -> Line:
     given = command.parse(["--train", train, "--dev", dev, "--missing", "class", *quick])
     known = load_data(given)
     if options.quick:
-        known = replace(known, splits={split: rows.first(60) for split, rows in known.splits.items()})
+        known = replace(known, splits={split: rows.at_most(60) for split, rows in known.splits.items()})
     epochs = max(1, round(SHARE * given.epochs))
     values: dict[str, dict[str, list[float]]] = {}
     costs, updates = {}, {}

@@ -41,11 +41,6 @@ class Examples(NamedTuple):
     targets: list[str]
     labels: dict[str, Any]
 
-    def first(self, number: int) -> Examples:
-        """The first rows."""
-        labels = {head: rows[:number] for head, rows in self.labels.items()}
-        return Examples(self.texts[:number], self.targets[:number], labels)
-
     def at_most(self, number: int) -> Examples:
         """At most so many rows, evenly spaced."""
         step = -(-len(self.texts) // number)

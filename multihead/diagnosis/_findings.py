@@ -16,12 +16,12 @@ from multihead.diagnosis._suggestion import (
     FLOOR,
     comparable,
     enlarged,
+    fitting_scalings,
     heads_to_scale,
     in_raw_units,
     level_of,
     predicts_in_units,
     starved,
-    weighed_for_their_units,
 )
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
@@ -165,7 +165,7 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
-    factors, weighed = enlarged(diagnosis, spec), weighed_for_their_units(diagnosis, spec)
+    factors, weighed = enlarged(diagnosis, spec), fitting_scalings(diagnosis, spec).keys() - suggested.keys()
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels, weight = diagnosis.heads[k], diagnosis.labels[k], plain(diagnosis.weights[k])

@@ -61,27 +61,19 @@ def predicts_in_units(diagnosis: Diagnosis, k: int) -> bool:
 
 def heads_to_scale(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
     """The heads whose targets should be scaled, and how."""
-    scalings = _fitting_scalings(diagnosis, spec)
-    for k in weighed_for_their_units(diagnosis, spec):
-        del scalings[k]
-    return scalings
-
-
-def weighed_for_their_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
-    """The heads whose weights suit the units of their labels: with scaled labels their gradients would be too small."""
-    scalings = _fitting_scalings(diagnosis, spec)
+    scalings = fitting_scalings(diagnosis, spec)
     if not scalings or spec.methods.weighting is not None:
-        return []
+        return scalings
+    # A small weight may suit the units of the labels: with scaled labels the head's gradient would be too small.
     norms = diagnosis.norms[level_of(diagnosis)]
-    suited = []
     for k in starved(diagnosis, _norms_with(scalings, diagnosis, spec)):
         largest = max((norms[other] for other in comparable(diagnosis) if other != k), default=np.nan)
         if k in scalings and diagnosis.weights[k] < FLOOR <= norms[k] / largest <= 1 / FLOOR:
-            suited.append(k)
-    return suited
+            del scalings[k]
+    return scalings
 
 
-def _fitting_scalings(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
+def fitting_scalings(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standardize | str]:
     """The scalings that fit heads in raw units or out of reach, and not trained yet."""
     raw = in_raw_units(diagnosis, spec)
     scalings: dict[int, Standardize | str] = {}

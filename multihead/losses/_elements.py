@@ -227,8 +227,7 @@ class ElementLoss:
         is_one = rank == 0 and bool(counts or self.couples_rows)
         fits = is_one or (rank and values.shape.is_compatible_with(shape[:rank]))
         fits = fits and all(count.shape.rank == rank and count.shape.is_compatible_with(values.shape) for count in counts)
-        axis = options_of(self.original).get("axis", -1)
-        if not fits and isinstance(axis, int) and axis != -1:
+        if not fits and isinstance(axis := options_of(self.original).get("axis"), int) and axis != -1:
             raise ReductionError(
                 f"The loss {self.name!r} must compare along the last axis. Received: axis={axis!r}. Let the module end with "
                 "`keras.layers.Permute`, and put this axis last in the targets, too."

@@ -178,8 +178,8 @@ def test_evaluation_goes_from_short_to_long():
 
 def test_at_most_so_many_rows_are_evenly_spaced():
     rows = [str(row) for row in range(10)]
-    labels = {"price": np.arange(10), "tags": tf.ragged.constant([[row] * (row % 3) for row in range(10)], ragged_rank=1)}
+    labels = {"price": np.arange(10), "tags": tf.ragged.constant([[row] * (row % 4) for row in range(10)], ragged_rank=1)}
     some = Examples(rows, rows[::-1], labels).at_most(4)
     assert some.texts == ["0", "3", "6", "9"] and some.targets == ["9", "6", "3", "0"]
-    assert some.labels["price"].tolist() == [0, 3, 6, 9] and some.labels["tags"].to_list() == [[], [], [], []]
+    assert some.labels["price"].tolist() == [0, 3, 6, 9] and some.labels["tags"].to_list() == [[], [3, 3, 3], [6, 6], [9]]
     assert Examples(rows, rows, labels).at_most(10).texts == rows
