@@ -179,8 +179,10 @@ class Method(keras.layers.Layer):
         """Does nothing: the trainer or the first direct call, which know the heads, build the method."""
 
     def get_config(self) -> Config:
-        """The constructor's arguments: the name, and those that are attributes of the same name."""
-        return {"name": self.name, **self._options()}
+        """The constructor's arguments that are attributes of the same name, with the name if it takes one."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        is_named = "name" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        return {**({"name": self.name} if is_named else {}), **self._options()}
 
     def _options(self) -> Config:
         arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "name"]

@@ -43,6 +43,14 @@ class Signs(balancing.Balancer):
         return [tf.sign(tf.reduce_sum(rows, axis=0)) for rows in gradients]
 
 
+class Power(Halved):
+    """A constructor with one argument, without a name."""
+
+    def __init__(self, exponent):
+        super().__init__()
+        self.exponent = exponent
+
+
 class Forgetful(balancing.Balancer):
     def __init__(self, factor=1.0, *, name=None):
         super().__init__(name=name)
@@ -62,8 +70,8 @@ class Widening(balancing.Balancer):
         return [tf.cast(tf.reduce_sum(rows, axis=0), tf.float64) for rows in gradients]
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("balancer", [Halved(), Signs(), balancing.UPGrad(), balancing.ExcessMTL()])
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("balancer", [Halved(), Power(0.5), Signs(), balancing.UPGrad(), balancing.ExcessMTL()])
 def test_what_is_right_passes(balancer):
     check_balancer(balancer, num_heads=(1, 3), xla=False)
 
