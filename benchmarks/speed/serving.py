@@ -1,9 +1,9 @@
 """What HTTP adds to a call of TensorFlow: requests per second and latencies of `examples.serve` beside the bare call.
 
-One run: the same texts are answered by calling the export in a process without HTTP, and by `examples.serve` in a process of
-its own, asked over 127.0.0.1 by 1 and by 8 clients that send their next request when the last one is answered. Both are
+One run: the same requests are answered by calling the export in a process without HTTP, and by `examples.serve` in a process
+of its own, asked over 127.0.0.1 by 1 and by 8 clients that send their next request when the last one is answered. Both are
 measured in turns, each for at most so many requests and seconds; during the bare call the server stands still. An answer
-that is not that of the bare call is an error.
+that is not that of the bare call is an error. With `--by`, requests have items with drawn cells, to be ranked, not texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ import numpy as np
 
 from benchmarks.speed._shared import markdown, parsed, parser_of, stopped
 from examples import serve
+from examples._command_line import InputError
 from examples._orders import draw_rows
+from examples._ranked import Columns
 
 BARE = "bare call"
 DEADLINE = 120.0
@@ -54,8 +56,39 @@ class Load(NamedTuple):
         return 1000 * float(np.percentile(self.latencies, percent))
 
 
-Ask = Callable[[list[str]], Any]
+class Kind(NamedTuple):
+    """A kind of request.
+
+    Attributes:
+        path: Where it is sent.
+        body: From the texts, or rows, of a request to its body.
+        answers: From the body of an answer to that of each text or row, in their order.
+    """
+
+    path: str
+    body: Callable[[list[Any]], dict[str, Any]]
+    answers: Callable[[dict[str, Any]], list[Any]]
+
+
+TEXTS = Kind("/predict", lambda texts: {"texts": texts}, lambda body: body["answers"])
+ITEMS = Kind("/rank", lambda rows: {"items": rows}, lambda body: in_order(body["items"]))
+Ask = Callable[[list[Any]], Any]
 Connect = Callable[[], AbstractContextManager[Ask]]
+
+
+def in_order(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of a ranking in the order of the request, as the bare call has them."""
+    placed = sorted(items, key=lambda item: item["place"])
+    return [{name: value for name, value in item.items() if name != "place"} for item in placed]
+
+
+def drawn_rows(export: Columns, number: int) -> list[dict[str, Any]]:
+    """Rows of cells that are drawn from a seed: short strings, and numbers below 100."""
+    cells = np.random.default_rng(0).integers(0, 100, (number, len(export.dtypes))).tolist()
+    kinds = {
+        name: str if dtype.name == "string" else int if dtype.is_integer else float for name, dtype in export.dtypes.items()
+    }
+    return [{name: kind(cell) for (name, kind), cell in zip(kinds.items(), row)} for row in cells]
 
 
 def together(loads: Sequence[Load]) -> Load:
@@ -63,12 +96,12 @@ def together(loads: Sequence[Load]) -> Load:
     return Load(sum(load.seconds for load in loads), [each for load in loads for each in load.latencies])
 
 
-def measure(connect: Connect, requests: Sequence[list[str]], clients: int, seconds: float) -> Load:
+def measure(connect: Connect, requests: Sequence[list[Any]], clients: int, seconds: float) -> Load:
     """Answers requests by several clients at once.
 
     Args:
         connect: A context with the function by which a client asks.
-        requests: The texts of each request.
+        requests: The texts, or rows, of each request.
         clients: The number of clients.
         seconds: When to stop, even if requests are left.
 
@@ -84,11 +117,11 @@ def measure(connect: Connect, requests: Sequence[list[str]], clients: int, secon
             with connect() as ask:
                 while time.perf_counter() - start < seconds:
                     with lock:
-                        texts = next(left, None)
-                    if texts is None or failed:
+                        request = next(left, None)
+                    if request is None or failed:
                         return
                     began = time.perf_counter()
-                    ask(texts)
+                    ask(request)
                     latencies.append(time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - raised below
             failed.append(error)
@@ -103,22 +136,22 @@ def measure(connect: Connect, requests: Sequence[list[str]], clients: int, secon
     return Load(time.perf_counter() - start, latencies)
 
 
-def over_http(port: int, expected: dict[str, Any]) -> Connect:
+def over_http(port: int, expected: Callable[[list[Any]], list[Any]], kind: Kind) -> Connect:
     """Clients with a connection each, which compare the answers with those expected."""
 
     @contextmanager
     def connect() -> Iterator[Ask]:
         connection = http.client.HTTPConnection(serve.HOST, port, timeout=60)
 
-        def ask(texts: list[str]) -> None:
-            connection.request("POST", "/predict", json.dumps({"texts": texts}), {"Content-Type": "application/json"})
+        def ask(request: list[Any]) -> None:
+            connection.request("POST", kind.path, json.dumps(kind.body(request)), {"Content-Type": "application/json"})
             response = connection.getresponse()
             body = json.loads(response.read())
             if response.status != 200:
                 raise RuntimeError(f"status {response.status}: {body}")
-            for text, answer in zip(texts, body["answers"], strict=True):
-                if not similar(answer, expected[text]):
-                    raise RuntimeError(f"{text!r} was answered by {answer}, not by {expected[text]}")
+            for each, answer, right in zip(request, kind.answers(body), expected(request), strict=True):
+                if not similar(answer, right):
+                    raise RuntimeError(f"{each!r} was answered by {answer}, not by {right}")
 
         try:
             yield ask
@@ -138,12 +171,13 @@ def similar(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def server(export: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def server(export: str, by: Sequence[str]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port of a server, and its process, which ends with the context."""
     with socket.socket() as free:
         free.bind((serve.HOST, 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "examples.serve", "--export", export, "--port", str(port)]
+    command += ["--by", *by] if by else []
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
@@ -181,23 +215,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("serving", __doc__, rounds=3)
     parser.add_argument("--export", metavar="DIR", required=True, help="folder of exported heads")
     parser.add_argument("--requests", type=int, default=400, help="requests of each measurement, at most")
-    parser.add_argument("--texts", type=int, default=4, help="texts per request")
+    parser.add_argument("--by", metavar="HEAD", nargs="+", default=[], help="of heads that read columns: those to rank by")
+    parser.add_argument("--size", type=int, default=4, help="texts, or items, of a request")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="clients at once")
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of each measurement, at most")
     asked = parsed(parser, arguments, requests=12)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    export = serve.Export(Path(asked.export))
-    rows = draw_rows(max(20, 8 * asked.texts), held_out=True, seed=0)
-    texts = [row["text"] for row in rows]
+    try:
+        export = serve.load(Path(asked.export), asked.by)
+    except InputError as error:
+        parser.error(str(error))
+    held = max(20, 8 * asked.size)
+    rows: list[Any]
+    if isinstance(export, Columns):
+        kind, rows = ITEMS, drawn_rows(export, held)
+    else:
+        kind, rows = TEXTS, [row["text"] for row in draw_rows(held, held_out=True, seed=0)]
     number = -(-asked.requests // asked.rounds)
-    requests = [[texts[(i * asked.texts + k) % len(texts)] for k in range(asked.texts)] for i in range(number)]
-    expected = {text: export.answer([text])[0] for text in texts}
+    places = [[(i * asked.size + k) % held for k in range(asked.size)] for i in range(number)]
+    requests = [[rows[place] for place in of_request] for of_request in places]
+    right = {json.dumps(row): export.answer([row])[0] for row in rows}
     loads: dict[str, list[Load]] = {}
-    with server(asked.export) as (port, process):
+    with server(asked.export, asked.by) as (port, process):
         ways: dict[str, tuple[Connect, int]] = {BARE: (lambda: nullcontext(export.answer), 1)}
         for clients in asked.clients:
             name = f"HTTP, {clients} {'client' if clients == 1 else 'clients'}"
-            ways[name] = over_http(port, expected), clients
+            ways[name] = over_http(port, lambda request: [right[json.dumps(row)] for row in request], kind), clients
         for connect, clients in ways.values():  # warm-up
             measure(connect, requests[:4], clients, asked.seconds)
         for _ in range(asked.rounds):

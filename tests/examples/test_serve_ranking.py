@@ -16,6 +16,7 @@ from tests.helpers.ports import free_ports, running
 pytestmark = pytest.mark.programs
 pytest.importorskip("fastapi")
 
+from benchmarks.speed import serving  # noqa: E402
 from examples import serve  # noqa: E402
 
 SPECS = {
@@ -144,3 +145,27 @@ def test_what_is_said_of_exports_and_heads_that_do_not_fit(folder, tmp_path):
         InputError, match=r"`--export` must be a folder .* or the same columns: .* Export the heads with such"
     ):
         serve.load(tmp_path, ["click"])
+
+
+def test_the_benchmark_checks_what_is_ranked(folder, port):
+    export = serve.load(folder, ["click", "purchase"])
+    rows = serving.drawn_rows(export, 12)
+    requests = [rows[start : start + 4] for start in range(9)]
+
+    def ask_by(shift):
+        connect = serving.over_http(port, lambda asked: [each | shift for each in export.answer(asked)], serving.ITEMS)
+        return serving.measure(connect, requests, clients=3, seconds=20)
+
+    assert len(ask_by({}).latencies) == 9
+    with pytest.raises(RuntimeError, match="a client failed.*was answered by"):
+        ask_by({"level": -1.0})
+
+
+@pytest.mark.thorough
+def test_the_benchmark_starts_the_command_and_ranks(folder, capsys):
+    assert serving.main(["--export", str(folder), "--by", "click", "--quick", "--clients", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "| bare call |" in printed and "| HTTP, 2 clients |" in printed
+    with pytest.raises(SystemExit):
+        serving.main(["--export", str(folder), "--by", "nothing", "--quick"])
+    assert "`--by` must name heads" in capsys.readouterr().err
