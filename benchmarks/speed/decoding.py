@@ -107,7 +107,7 @@ def by_keras_hub(decoder: Seq2SeqDecoder, width: int) -> Callable[[dict[str, Any
         def following(prompt: tf.Tensor, cache: list[tf.Tensor], index: tf.Tensor) -> tuple[Any, ...]:
             before = tf.nest.pack_sequence_as(state, list(cache))
             vectors, after = cell.step(cell.embedding(prompt[:, index - 1]), before, memory)
-            return cell.next_logits(vectors), vectors, tf.nest.flatten(after)
+            return cell.next_logits(vectors, memory), vectors, tf.nest.flatten(after)
 
         starts = tf.one_hot(tf.zeros_like(representation["mask"][:, 0], tf.int32), decoder.maximum_length + 1)
         prompt = tf.cast(starts, tf.int32) * decoder.start_id
