@@ -88,13 +88,15 @@ def _trained(drawn: population.Model, data: Any, seed: int, updates: int, option
     """Each head's metric on the held-out data after training."""
     keras.utils.set_random_seed(seed)
     trainer = drawn.build()
-    # Several passes as one epoch: on Keras 3 an epoch of a dozen steps takes longer to begin than to train.
+    # Several passes as one epoch, and a pass as one call, with the same values: on Keras 3 an epoch of a dozen steps takes
+    # longer to begin than to train, and the loop around a small step as long as the step.
     passes = min(REPEATED, max(round(updates * BATCH / population.TRAINED), 1))
     batches = passes * population.TRAINED // BATCH
     epochs = max(round(updates / batches), 1)
     steps = epochs * batches
     train = tf.nest.map_structure(lambda rows: np.concatenate([rows] * passes), data["train"])
-    trainer.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(drawn.learning_rate, steps)), **options)
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(drawn.learning_rate, steps))
+    trainer.compile(optimizer, steps_per_execution=population.TRAINED // BATCH, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of updates that were skipped
         try:
