@@ -122,6 +122,11 @@ class Method(keras.layers.Layer):
         self._built_for.value = input_shape
         super().build(input_shape)
 
+    def build_for_heads(self) -> None:
+        """Builds the method if its state depends on the heads alone, and not on the shapes of gradients."""
+        if self.head_names is not None and "gradients" not in self.uses:
+            self.build((len(self.head_names), None))
+
     def create_state(self, num_heads: int) -> None:
         """Creates the method's variables with `add_state`; called once, when the heads are known. By default none."""
 
@@ -189,6 +194,11 @@ class Method(keras.layers.Layer):
         # Attributes of every layer, such as `weights`, are not arguments of this class.
         own = [name for name in arguments if hasattr(self, name) and not hasattr(keras.layers.Layer, name)]
         return {name: _as_plain(getattr(self, name)) for name in own}
+
+
+def has_state(method: Method) -> bool:
+    """Whether a method has variables once it is built."""
+    return type(method).create_state is not Method.create_state
 
 
 def _checked(name: str, method: Function) -> Function:

@@ -191,7 +191,8 @@ def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> lis
     if value is None:
         return [None] * count
     if isinstance(value, Mapping):
-        for names in (_keys(tf.nest.flatten(model.output)), _outputs_of(model)):
+        # As in Keras, the keys come first: one output's key may be the name of another's layer.
+        for names in (_outputs_of(model), _keys(tf.nest.flatten(model.output))):
             if set(value) <= set(names):
                 return [value.get(name) for name in names]
     elif isinstance(value, (list, tuple)):

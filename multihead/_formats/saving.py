@@ -43,17 +43,21 @@ def check_of_trainer(store: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def whole_or_unchanged(
-    filepath: str | os.PathLike[str], modules: Sequence[Layer], others: Sequence[Layer | Optimizer | None]
+    filepath: str | os.PathLike[str], built_parts: Sequence[Layer], others: Sequence[Layer | Optimizer | None]
 ) -> Iterator[None]:
-    """A context in which Keras loads weights: where that fails, everything is as before, and the error says what to do."""
-    is_built = all(getattr(module, "built", True) for module in modules)
+    """A context in which Keras loads weights: where that fails, everything is as before, and the error says what to do.
+
+    Raises:
+        ValueError: One of the parts that must be built is not; or the weights do not fit.
+    """
+    is_built = all(getattr(part, "built", True) for part in built_parts)
     if not is_built and os.fspath(filepath).endswith((".h5", ".keras")):  # TensorFlow's checkpoints wait for variables
         raise ValueError(
             "The shapes of the data must be known before `load_weights`. Received: a trainer that has seen no data. "
-            "Call `predict` with some inputs first, or load the whole trainer from what `save` wrote, by "
+            "Call `evaluate` with a batch first, or load the whole trainer from what `save` wrote, by "
             "`keras.models.load_model`."
         )
-    parts = (*others, *modules)
+    parts = (*others, *built_parts)
     before = RollBack(tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ()))
     try:
         yield

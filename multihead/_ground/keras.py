@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
@@ -172,6 +173,13 @@ class KerasHooks(keras.Model):
 
     def _check_sample_weight_warning(self, x: Nested, sample_weight: Nested) -> None:
         """Prevents Keras 2 from saying that metrics ignore sample weights; those of heads do not."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Nested:
+        """Calls the model, without the warning of Keras 3 that it may not be built: methods are when labels are known."""
+        with warnings.catch_warnings():
+            if not self.built:
+                warnings.filterwarnings("ignore", r"`build\(\)` was called on layer", UserWarning)
+            return super().__call__(*args, **kwargs)
 
     def _maybe_symbolic_build(self, iterator: object = None, data_batch: Nested = None) -> None:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""

@@ -35,6 +35,7 @@ from multihead._ground.optimizers import loss_scale
 from multihead._ground.replicas import over_replicas
 from multihead._ground.types import Callbacks, Config, Dataset, Function, Logs, Metric, Nested, Tensor, Trainer, Variable
 from multihead._ground.validation import as_python, readable_errors
+from multihead._method import has_state
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, unpacked
 from multihead._trainer.changes import HeadWeights
@@ -342,14 +343,19 @@ class KerasTrainer(KerasHooks):
         While `fit` runs, the metrics of the epoch, which Keras saves and loads with the weights, go on as they are.
 
         Raises:
-            ValueError: The trainer has seen no data, so that its variables do not exist; or the file is not of a trainer, or
-                of one with other modules. Then nothing has changed.
+            ValueError: The trainer has seen no data, and a module, or the state of a balancer, does not exist yet; or the
+                file is not of a trainer, or of one with other modules. Then nothing has changed.
         """
         build(self, self._state)
         built = self._state.built
-        modules = [self.encoder, *(head.module for head in self._state.setup.heads)]
+        methods = [part for part in (self.weighting, self.balancer, self.head_schedule) if part is not None]
+        for method in methods:
+            method.build_for_heads()
+        parts = [self.encoder, *(head.module for head in self._state.setup.heads), *filter(has_state, methods)]
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
-        with whole_or_unchanged(filepath, modules, (self, getattr(self, "optimizer", None))):
+        with whole_or_unchanged(filepath, parts, (self, getattr(self, "optimizer", None))):
+            if all(getattr(part, "built", True) for part in parts):
+                self.built = True
             super().load_weights(filepath, skip_mismatch, **kwargs)
         if before is not None:
             before.restore()

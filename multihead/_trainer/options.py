@@ -185,7 +185,8 @@ def check_compile(
     """The optimizer and the options of `compile`, checked together with the heads."""
     if not heads:
         raise ValueError(
-            "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first."
+            "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first; for "
+            "`from_model(model)`, call `model.compile` with a loss for each output before."
         )
     num_replicas = strategy.num_replicas_in_sync
     optimizer = check_optimizer(optimizer, num_replicas)

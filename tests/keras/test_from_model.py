@@ -266,6 +266,37 @@ def test_every_form_of_losses_and_metrics(form):
     assert_same(three_outputs(), normal(6), **FORMS[form])
 
 
+@pytest.mark.first_cases(3)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("losses", [{"left": "mse", "right": "mae"}, {"right": "mse"}, {"left": "mse"}])
+def test_the_keys_of_outputs_come_before_the_names_of_layers(losses):
+    x, targets = normal(6), {"left": normal(1), "right": normal(1) + 3}
+    inputs, hidden = trunk()
+    outputs = {"left": layers.Dense(1, name="right")(hidden), "right": layers.Dense(1, name="left")(hidden)}
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.05), losses, loss_weights=dict.fromkeys(losses, 0.5), **PLAIN)
+    before = model.get_weights()
+    expected = model.fit(x, targets, shuffle=False, verbose=0).history["loss"], model.get_weights()
+    model.set_weights(before)
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.compile(**PLAIN)
+    history = trainer.fit(x, {name: targets[name] for name in losses}, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["loss"], expected[0], rtol=1e-5)
+    for one, other in zip(model.get_weights(), expected[1]):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_the_key_of_an_output_is_the_name_of_a_layer_before_another():
+    inputs, hidden = trunk()
+    raw = layers.Dense(1, name="price")(hidden)
+    outputs = {"raw": raw, "price": layers.Rescaling(10.0, name="out")(raw), "aux": layers.Dense(1, name="aux")(hidden)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss={"price": "mse", "aux": "mae"}, metrics={"price": "mae"})
+    heads = MultiHeadTrainer.from_model(model).heads
+    assert heads["raw"].loss is None and heads["price"].loss == "mse"
+    assert [len(heads[name].metrics) for name in ("raw", "price", "aux")] == [0, 1, 0]
+
+
 def test_an_output_without_a_loss_is_predicted_and_not_trained():
     model = three_outputs()
     model.compile("sgd", loss=["mse", None, "mae"])

@@ -216,11 +216,35 @@ def test_weights_are_loaded_into_a_new_trainer_once_it_has_seen_inputs(tmp_path)
     saved, new = small(), small()
     fit(saved, epochs=1)
     saved.save_weights(tmp_path / "of.weights.h5")
-    with pytest.raises(ValueError, match="Received: a trainer that has seen no data. Call `predict` with some inputs first"):
+    with pytest.raises(ValueError, match="Received: a trainer that has seen no data. Call `evaluate` with a batch first"):
         new.load_weights(tmp_path / "of.weights.h5")
     new.predict(X[:1], verbose=0)
     new.load_weights(tmp_path / "of.weights.h5")
     assert_equal_weights(saved, new)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")  # as Keras does for its models
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("balancer", ["NormFloor", None, "UPGrad", "MoCo"])
+def test_weights_are_loaded_into_a_new_trainer_of_built_modules(balancer, tmp_path):
+    def new():
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4)(inputs)
+        model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(hidden) for name in "ab"])
+        model.compile("adam", "mse")
+        trainer = MultiHeadTrainer.from_model(model)
+        trainer.compile(balancer=balancer)
+        return trainer
+
+    saved, other = new(), new()
+    tiny.fit_once(saved, X, {"a": Y["a"], "b": Y["a"]}, epochs=1)
+    saved.save_weights(tmp_path / "of.weights.h5")
+    if balancer == "MoCo":  # whose state has the shapes of gradients
+        with pytest.raises(ValueError, match="a trainer that has seen no data. Call `evaluate` with a batch first"):
+            other.load_weights(tmp_path / "of.weights.h5")
+        other.evaluate(X[:1], {"a": Y["a"][:1], "b": Y["a"][:1]}, verbose=0)
+    other.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, other)
 
 
 def test_weights_of_a_model_that_is_no_trainer_are_refused_with_what_to_do(tmp_path):
