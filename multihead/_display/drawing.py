@@ -55,10 +55,13 @@ def table_as_text(
     return "\n".join(lines)
 
 
-def plain(number: float) -> str:
-    """A number with three digits, without an exponent if it is of ordinary size."""
-    rounded = float(f"{number:.3g}")
-    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"
+def plain(number: float, spread: float = np.nan) -> str:
+    """A number with three digits, or two more than its `spread` needs; without an exponent if it is of ordinary size."""
+    digits = 3
+    if 0 < spread < abs(number) < np.inf:
+        digits = int(np.clip(np.ceil(np.log10(abs(number) / spread)) + 2, 3, 12))
+    rounded = float(f"{number:.{digits}g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 10 ** max(digits, 7) else f"{rounded:.{digits}g}"
 
 
 def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:

@@ -80,6 +80,7 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row.
+        representation_sizes: `[heads]`: the root mean square of the tensor that the head reads; of several, the smallest.
         overlaps: `[heads, heads]`: of the rows with a label of either head, the fraction with labels of both.
         finite: `[heads]`: whether all losses and gradients were finite.
 
@@ -121,6 +122,7 @@ class Diagnosis:
     update_norm: float
     clipped: float
     predicted: np.ndarray
+    representation_sizes: np.ndarray
     overlaps: np.ndarray
     finite: np.ndarray
     findings: tuple[Finding, ...] = ()

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+import tensorflow as tf
 
 from multihead._display.drawing import plain
 from multihead._ground.validation import quoted
@@ -31,19 +32,32 @@ _FEW_OF_A_CLASS = 20
 _HAS_LEARNED, _STILL_MOVING = 0.5, -0.1
 """Fractions of a constant's loss that a head has removed: above the first it has learned; below the second its outputs are
 still moving to the labels' mean."""
+_LARGE = 20.0
+"""The size of a representation that is large before training: layers begin with outputs of the size of their inputs."""
 _OPPOSED, _OPPOSED_IN_LAYER, _STRONGLY_OPPOSED, _LARGE_ENOUGH = -0.1, -0.3, -0.4, 0.05
 _NOTES = ("unclear", "few common rows", "different tensors")
 """Kinds that state limits of the measurements; alone they do not mean that anything is wrong."""
 _ORDER = (
-    "not finite", "no probabilities", "out of reach", "no weight", "few labels", "frozen encoder", "unreached",
-    "zero gradient", "dead encoder", "units", "scale", "left behind", "conflict", "conflict in one layer", "clipping",
+    "not finite", "no probabilities", "equal labels", "placeholder", "out of reach", "inputs", "no weight",
+    "few labels", "frozen encoder", "unreached", "zero gradient", "dead encoder", "units", "scale", "left behind",
+    "conflict", "conflict in one layer", "clipping",
     *_NOTES,
 )  # fmt: skip
 
 
 def all_findings(diagnosis: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
     """All findings about a diagnosis, the most serious first; `"healthy"` or `"nothing to compare"` if nothing is wrong."""
-    rules = (_labels_and_loss, _reach, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping_and_tensors)
+    rules = (
+        _labels_and_loss,
+        _inputs,
+        _reach,
+        _encoder,
+        _units,
+        _different_norms,
+        _left_behind,
+        _conflicts,
+        _clipping_and_tensors,
+    )
     findings = [finding for rule in rules for finding in rule(diagnosis, spec)]
     findings = sorted(findings, key=lambda finding: _ORDER.index(finding.kind))
     if any(finding.kind not in _NOTES for finding in findings):
@@ -62,12 +76,10 @@ def all_findings(diagnosis: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
 def _labels_and_loss(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that cannot learn: losses that are not finite, a weight of 0, few labels, or invalid predictions."""
     for k, head in enumerate(diagnosis.heads):
+        labels = diagnosis.labels[k]
         if not diagnosis.finite[k]:
-            sentence = (
-                f"{head!r} has losses or gradients that are not finite, and such updates are skipped. Check its labels and "
-                "inputs for invalid values."
-            )
-            yield Finding(sentence, "not finite", [head])
+            sentence = f"{head!r} has losses or gradients that are not finite, and such updates are skipped."
+            yield Finding(f"{sentence} {_why_not_finite(diagnosis, spec, k)}", "not finite", [head])
         elif diagnosis.labelled[k] > 0 and not diagnosis.weights[k] > 0:
             sentence = f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn."
             yield Finding(sentence, "no weight", [head])
@@ -78,8 +90,21 @@ def _labels_and_loss(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding
                 "labels; a balancer cannot create labels."
             )
             yield Finding(sentence, "few labels", [head])
-        rarer, number = diagnosis.labels[k].rarer or (_FEW_OF_A_CLASS, 0)
-        if rarer < _FEW_OF_A_CLASS:
+        if labels.only is not None:
+            sentence = (
+                f"All labels of {head!r} in these batches are {plain(labels.only)}, so there is nothing to learn. Check "
+                "where they come from."
+            )
+            yield Finding(sentence, "equal labels", [head])
+        if labels.placeholder is not None:
+            value, number = labels.placeholder
+            sentence = (
+                f"{number:,} labels of {head!r} are {value:g}, far from all others. If that stands for missing values, "
+                "write NaN in its place, and diagnose again: as numbers, they outweigh what the head should learn."
+            )
+            yield Finding(sentence, "placeholder", [head])
+        rarer, number = labels.rarer or (_FEW_OF_A_CLASS, 0)
+        if labels.only is None and rarer < _FEW_OF_A_CLASS:
             sentence = (
                 f"Only {rarer} of the {number:,} labels of {head!r} are of its rarer class. It learns them by heart, the "
                 "sooner the larger its share of the encoder's update, and a metric on as few held-out ones says little: "
@@ -96,6 +121,41 @@ def _labels_and_loss(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding
             sentence = f"for an example add up to {plain(smallest)} to {plain(largest)}, {takes}, which add up to 1"
         if sentence:
             yield Finding(f"The predictions of {head!r} {sentence}. {remedy(loss)}", "no probabilities", [head])
+
+
+def _why_not_finite(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> str:
+    """What to do about losses that are not finite."""
+    head = spec.network.heads[k]
+    if head.loss.name == "poisson" and diagnosis.predicted[k, 0] < 0:
+        return (
+            "Its loss, poisson, takes the logarithm of predictions, and some of these are negative: end the module with "
+            "`softplus` or `exponential`."
+        )
+    if tf.as_dtype(getattr(head.module, "compute_dtype", None) or tf.float32) == tf.float16:
+        return (
+            "Check its labels and inputs for invalid values. In float16, numbers above 65,504 overflow, squared errors of "
+            "more than 255 for one: scale its labels, by `target_scaling`, or diagnose in float32."
+        )
+    return "Check its labels and inputs for invalid values."
+
+
+def _reads_large_numbers(diagnosis: Diagnosis, k: int) -> bool:
+    """Whether a head that has learned nothing yet reads a representation with large values."""
+    return diagnosis.progress[k] == "untrained" and bool(diagnosis.representation_sizes[k] > _LARGE)
+
+
+def _inputs(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads that read large numbers before anything is trained, as inputs cause that are not scaled."""
+    large = [k for k in range(len(diagnosis.heads)) if _reads_large_numbers(diagnosis, k)]
+    if large:
+        names = [diagnosis.heads[k] for k in large]
+        size = plain(max(diagnosis.representation_sizes[k] for k in large))
+        sentence = (
+            f"The representation that {quoted(names)} {'reads' if len(large) == 1 else 'read'} has values of about {size}, "
+            "and first predictions are far off. Inputs that are not scaled cause that: scale them, or put an adapted "
+            "`keras.layers.Normalization` in front, and diagnose again."
+        )
+        yield Finding(sentence, "inputs", names)
 
 
 def _encoder(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
@@ -154,7 +214,7 @@ def _reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                     "End the module without the activation that limits it, or divide the labels: "
                     f"`trainer.compile(optimizer, **diagnosis.suggestion)` sets `target_scaling={suggested[k]!r}`."
                 )
-            low, high = (plain(end) for end in labels.ends)
+            low, high = (plain(end, labels.ends[1] - labels.ends[0]) for end in labels.ends)
             sentence = (
                 f"{part} {own} of {head!r} are out of reach: they lie between {low} and {high}, and its module predicts "
                 f"{labels.reach}, whatever it learns. {remedy}"
@@ -169,10 +229,7 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels, weight = diagnosis.heads[k], diagnosis.labels[k], plain(diagnosis.weights[k])
-        advice = (
-            "`suggestion` leaves them: the head predicts in these units already, or no `target_scaling` fits its loss, its "
-            "labels and its module. For a new run, end the module in a `keras.layers.Rescaling`."
-        )
+        advice = f"`suggestion` leaves them: {_why_left(diagnosis, k)}."
         if k in suggested:
             others = ""
             if k in factors:
@@ -207,17 +264,35 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"
-        mean, deviation = labels.center, labels.spread
+        mean, deviation, number = labels.center, labels.spread, len(labels.columns)
         trouble = "A head starts near 0 and needs very many updates to get there, whatever its weight and the balancer."
-        if predicts_in_units(diagnosis, k):
+        if predicts_in_units(diagnosis, k) and not _reads_large_numbers(diagnosis, k):
             trouble = "Beside heads whose losses are small, its own can outweigh them."
         elif deviation < 1 and abs(mean) <= 5:
             trouble = "Once the head predicts their mean, its loss and its gradient are tiny."
-        numbers = f"have mean {plain(mean)} and standard deviation {plain(deviation)}"
+        middle = plain(mean, deviation)
+        numbers = f"have mean {middle} and standard deviation {plain(deviation)}"
         if labels.is_robust:
-            numbers = f"have median {plain(mean)}, and two thirds of them lie within about {plain(deviation)} of it"
-        sentence = f"The labels of {head!r} {numbers}. {trouble} {advice}"
+            numbers = f"have median {middle}, and two thirds of them lie within about {plain(deviation)} of it"
+        column = f" in column {labels.column}, the largest of {number}," if number > 1 else ""
+        sentence = f"The labels of {head!r}{column} {numbers}. {trouble} {advice}"
         yield Finding(sentence, "units", [head])
+
+
+def _why_left(diagnosis: Diagnosis, k: int) -> str:
+    """Why the labels of a head in raw units are not scaled."""
+    labels = diagnosis.labels[k]
+    if labels.placeholder is not None:
+        return "not all of them seem to be labels"
+    if labels.scaling is None and not labels.is_robust:
+        return "no `target_scaling` fits its loss, its labels and its module; end the module in a `keras.layers.Rescaling`"
+    if _reads_large_numbers(diagnosis, k) and predicts_in_units(diagnosis, k):
+        return "the inputs come first"
+    if predicts_in_units(diagnosis, k):
+        return "the head predicts in these units already; for a new run, end the module in a `keras.layers.Rescaling`"
+    if labels.is_robust:
+        return "it depends on what the far ones are"
+    return "the head has been trained on them already; for a new run, scale them from the start"
 
 
 def _leads(diagnosis: Diagnosis, k: int) -> bool:

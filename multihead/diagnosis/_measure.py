@@ -22,7 +22,7 @@ from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._constant import constant_loss, label_rows
 from multihead.diagnosis._findings import all_findings
-from multihead.diagnosis._reached import judge, rarer_class
+from multihead.diagnosis._reached import judge, only_value, rarer_class
 from multihead.diagnosis._statistics import cosine_statistics, root_mean_squares, signal_of
 from multihead.diagnosis._suggestion import equal_weights, suggest
 from multihead.losses._known import with_columns
@@ -119,20 +119,24 @@ def _labelled_rows(labels: Labels | None, size: tf.Tensor) -> tf.Tensor:
 
 
 def _ranges(network: Network, batch: Batch, labels: Sequence[Labels | None], operations: dict[str, str]) -> tf.Tensor:
-    """`[heads, 5]`: the smallest and largest prediction, the smallest and largest sum of a row, and the fraction of zeros.
+    """`[heads, 6]`: the extreme predictions and sums of a row, the fraction of zeros, and the size of what the head reads.
 
-    NaN for heads without labels in the batch. Writes the last operation of each head's predictions into `operations`.
+    The size is the root mean square of a tensor of the representation, of several the smallest. All are NaN for heads
+    without labels in the batch. Writes the last operation of each head's predictions into `operations`.
     """
-    representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
-    ranges = [tf.fill([5], float("nan")) for _ in network.heads]
+    representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False))
+    sizes = [tf.sqrt(tf.reduce_mean(tf.square(tf.cast(tf.abs(leaf), tf.float32)))) for leaf in representation.leaves]
+    ranges = [tf.fill([6], float("nan")) for _ in network.heads]
     for k, (head, head_labels) in enumerate(zip(network.heads, labels)):
         if head_labels is not None:
-            result = head.predict(representation, head_labels.targets, training=False)
+            result = head.predict(representation.nest, head_labels.targets, training=False)
             operations[head.name] = last_operation(result)
             predictions = tf.cast(result, tf.float32)
             row_sums = tf.reduce_sum(predictions, axis=-1)
             extremes = [extreme(values) for values in (predictions, row_sums) for extreme in (tf.reduce_min, tf.reduce_max)]
-            ranges[k] = tf.stack([*extremes, tf.reduce_mean(tf.cast(predictions == 0, tf.float32))])
+            zeros = tf.reduce_mean(tf.cast(predictions == 0, tf.float32))
+            read = [size for size, is_read in zip(sizes, network.reads[k]) if is_read] or [float("nan")]
+            ranges[k] = tf.stack([*extremes, zeros, tf.reduce_min(tf.stack(read))])
     return tf.stack(ranges)
 
 
@@ -157,6 +161,7 @@ def _measurements(
         rows = label_rows(head, output, head_labels)
         constants.append(constant_loss(head, output, rows, predicted[k]))
         summary = judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name))
+        summary = summary._replace(only=only_value(rows))
         summaries.append(summary._replace(rarer=rarer_class(head, rows)) if are_all else summary)
     constant_losses = np.array(constants)
     with np.errstate(all="ignore"):
@@ -193,6 +198,7 @@ def _measurements(
         update_norm=float(raw["before"].mean()),
         clipped=float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan"),
         predicted=predicted,
+        representation_sizes=np.fmin.reduce(raw["ranges"][:, :, 5], axis=0),
         overlaps=np.ones([len(predicted)] * 2),
         finite=np.isfinite([raw["losses"], *squares]).all(axis=(0, 1)),
     )

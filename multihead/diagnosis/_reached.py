@@ -35,14 +35,19 @@ _OUT_OF_REACH = 0.001
 """The fraction of the labels that a suggested scaling may leave out of reach."""
 
 
+_PLACEHOLDER, _GAP = 0.005, 3.0
+"""What fraction of the labels may stand for missing ones, and how many times the width of all others the gap to them is."""
+_NO_COLUMNS = np.zeros([0, 2])
+
+
 class HeadLabels(NamedTuple):
     """What the labels of a head require.
 
     Attributes:
         mean: The mean of labels that are unbounded numbers, as the loss sees them; otherwise NaN.
         deviation: Their standard deviation.
-        center: The mean, or the median where a few labels lie far off and the loss gives them little weight.
-        spread: The deviation, or, in that case, half the width of the middle two thirds of the labels.
+        columns: `[columns, 2]`, of unbounded numbers: the mean and the deviation of each column; the median, and half the
+            width of the middle two thirds, where a few labels lie far off and the loss gives them little weight.
         is_robust: Whether these are the median and that width.
         is_linear: Whether the loss grows as large errors do, and not as their squares.
         reach: What the module can predict; None if unknown.
@@ -52,12 +57,13 @@ class HeadLabels(NamedTuple):
         scaling: The target scaling that fits the labels, the loss and the module; None if none does.
         why: Why this scaling, or why none; a sentence for the findings.
         rarer: Of two classes, how many labels the rarer one has, and how many there are; None for others.
+        only: The value of all labels, if they are equal; otherwise None.
+        placeholder: A number that lies far from all other labels, and how many labels are that number; otherwise None.
     """
 
     mean: float = np.nan
     deviation: float = np.nan
-    center: float = np.nan
-    spread: float = np.nan
+    columns: np.ndarray = _NO_COLUMNS
     is_robust: bool = False
     is_linear: bool = False
     reach: Reach | None = None
@@ -67,6 +73,23 @@ class HeadLabels(NamedTuple):
     scaling: str | scaling.Standardize | None = None
     why: str = ""
     rarer: tuple[int, int] | None = None
+    only: float | None = None
+    placeholder: tuple[float, int] | None = None
+
+    @property
+    def column(self) -> int:
+        """The column with the largest labels."""
+        return int(np.argmax(np.nan_to_num(np.abs(self.columns).sum(axis=1)))) if len(self.columns) else 0
+
+    @property
+    def center(self) -> float:
+        """The mean, or the median, of the column with the largest labels; NaN for labels that are no unbounded numbers."""
+        return float(self.columns[self.column, 0]) if len(self.columns) else np.nan
+
+    @property
+    def spread(self) -> float:
+        """The deviation, or half that width, of this column."""
+        return float(self.columns[self.column, 1]) if len(self.columns) else np.nan
 
 
 def judge(
@@ -95,25 +118,34 @@ def judge(
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
     summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))), why=why)
     if is_number:
-        mean, deviation = float(np.nanmean(labels)), float(np.nanmean(np.nanstd(labels, axis=0)))
-        summary = summary._replace(mean=mean, deviation=deviation, center=mean, spread=deviation)
+        centers, spreads = np.nanmean(labels, axis=0), np.nanstd(labels, axis=0)
+        deviation = float(np.nanmean(spreads))
+        summary = summary._replace(mean=float(np.nanmean(labels)), deviation=deviation, placeholder=_placeholder(labels))
+        summary = summary._replace(columns=np.stack([centers, spreads], axis=1))
         below, median, above = np.nanquantile(labels, _MIDDLE, axis=0)
         width = float(np.mean(above - below)) / 2
         is_linear = depends == DIFFERENCES and _grows_linearly(head, spec, rows)
         summary = summary._replace(is_linear=is_linear)
         if is_linear and 0 < _FAR * width < deviation:
-            summary = summary._replace(center=float(np.mean(median)), spread=width, is_robust=True)
+            summary = summary._replace(columns=np.stack([median, (above - below) / 2], axis=1), is_robust=True)
     compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
     if has_columns and compares_values and measured is not None:
         low = 0.0 if known is not None and known.low == -1 else None  # hinges take 0 for -1
         unreachable, number = _count(np.where(labels == low, -1.0, labels), measured)
         summary = summary._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
-    if is_number and has_columns and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
+    # One label for several predictions, as of quantiles: a loss of one's own may compare it with each.
+    fits = has_columns or (labels.shape[1] == 1 and is_own(head.loss))
+    if is_number and fits and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
+        if summary.placeholder is not None:  # which "standardize" would take for labels
+            return summary
         if summary.is_robust:  # after "standardize", all labels but a few would be next to equal
-            robust = scaling.Standardize(*map(_rounded, (median, (above - below) / 2)))
-            return summary._replace(why=f"{_FEW_FAR_OFF} Otherwise, compare `target_scaling={robust!r}` with none.")
+            robust = scaling.Standardize(*map(_rounded, summary.columns.T))
+            why = f"{_FEW_FAR_OFF} Otherwise, compare `target_scaling={robust!r}` with none. {_of_delta(head, robust)}"
+            return summary._replace(why=why.strip())
         at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
-        target_scaling, why = _fitting(labels, reach or measured or at_least or EVERYTHING, depends == DIFFERENCES)
+        bounds, together = reach or measured or at_least or EVERYTHING, labels.shape[1] > 1 and is_own(head.loss)
+        together = together and not _is_sum_over_columns(head, spec, rows)
+        target_scaling, why = _fitting(labels, bounds, depends == DIFFERENCES, together=together)
         summary = summary._replace(scaling=target_scaling, why=f"{why} {_of_delta(head, target_scaling)}".strip())
     return summary
 
@@ -159,6 +191,20 @@ def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) ->
     return True
 
 
+def _is_sum_over_columns(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
+    """Whether the loss is a sum over columns, each of which can then be scaled by itself; the overlap of boxes is none."""
+    center, spreads = np.nan_to_num(np.nanmean(rows.present, axis=0)), np.nanstd(rows.present, axis=0)
+    steps = np.nan_to_num(spreads) + _ROUNDING
+    first = np.arange(len(center)) % 2 == 0
+    constants = [center, center + steps * first, center + steps * ~first, center + steps]
+    values = list(losses_of(head, spec, rows.batches, constants))
+    if len(values) < len(constants):
+        return False
+    none, one, other, both = values
+    size = max(abs(value - none) for value in values)
+    return abs(both - one - other + none) <= 0.02 * max(size, 1e-12)
+
+
 def _is_the_same_scaled(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
     """Whether a loss weighs errors against each other as before if labels and predictions are divided by one number.
 
@@ -197,6 +243,34 @@ def _of_delta(head: NamedHead, scaler: str | scaling.Standardize | None) -> str:
     return f"The loss's delta={delta:g} then counts in scaled units: divide it by the deviation of the labels, too."
 
 
+def _placeholder(labels: np.ndarray) -> tuple[float, int] | None:
+    """The number that many labels of a column are, and that lies far from all others, such as -999; and how many are it."""
+    if labels.shape[1] != 1:
+        return None
+    present = np.sort(labels[~np.isnan(labels)])
+    for end in (present[0], present[-1]):
+        others = present[present != end]
+        number = len(present) - len(others)
+        if number < max(_PLACEHOLDER * len(present), 3) or number > len(others) or others[0] == others[-1]:
+            continue
+        if min(abs(others[0] - end), abs(others[-1] - end)) > _GAP * (others[-1] - others[0]):
+            return float(end), number
+    return None
+
+
+def only_value(rows: LabelRows | None) -> float | None:
+    """The value of all labels of a single column, or the class of all, if they are equal; otherwise None."""
+    if rows is None:
+        return None
+    if rows.counts is not None:
+        present = np.flatnonzero(rows.counts > 1e-6)
+    elif rows.present.shape[1] == 1:
+        present = np.unique(rows.present[~np.isnan(rows.present)])
+    else:
+        return None
+    return float(present[0]) if len(present) == 1 else None
+
+
 def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
     """The number of labels, or rows of labels, that are out of reach, and the number of all."""
     if reach.sums_to_one:
@@ -207,16 +281,23 @@ def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
     return int(((present < reach.low - margin) | (present > reach.high + margin)).sum()), present.size
 
 
-def _fitting(labels: np.ndarray, reach: Reach, may_move: bool) -> tuple[str | scaling.Standardize | None, str]:
+def _fitting(
+    labels: np.ndarray, reach: Reach, may_move: bool, *, together: bool = False
+) -> tuple[str | scaling.Standardize | None, str]:
     """The first scaling that fits labels, `[rows, columns]`, and why.
 
-    A loss of ratios does not allow its targets to be moved, only to be divided.
+    A loss of ratios does not allow its targets to be moved, only to be divided. Where the loss relates columns to each
+    other, all are scaled `together`, by the same numbers.
     """
-    logarithm, why = _logarithm(labels) if may_move else (None, "")
+    logarithm, why = _logarithm(labels) if may_move and not together else (None, "")
     candidates: list[tuple[str | scaling.Standardize, str]] = [] if logarithm is None else [(logarithm, why)]
-    if may_move:
+    if together and may_move:
+        text = "The loss relates the columns to each other, so all are moved and divided by the same numbers."
+        numbers = (_rounded([function(labels)]) for function in (np.nanmean, np.nanstd))
+        candidates.append((scaling.Standardize(*numbers), text))
+    elif may_move:
         candidates.append(("standardize", why if logarithm is None else ""))
-    size = _size(labels, reach)
+    size = _size(labels.reshape(-1, 1) if together else labels, reach)
     if size is not None:
         text = "It only divides, since " + (
             f"the module predicts {reach}." if may_move else "its loss measures in relation to the label."

@@ -36,18 +36,23 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
 
 
 def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
-    """The heads whose labels are far from mean 0 and deviation 1, and whose modules do not end in a layer that rescales."""
-    means = np.abs([labels.center for labels in diagnosis.labels])
-    deviations = np.array([labels.spread for labels in diagnosis.labels])
-    is_raw = (deviations > _RAW) | ((deviations > 0) & (deviations < 1 / _RAW)) | (means > 5 * np.maximum(deviations, 1.0))
-    return [k for k, head in enumerate(spec.network.heads) if is_raw[k] and not ends_in_scaling(head.module)]
+    """The heads with a column far from mean 0 and deviation 1, and whose modules do not end in a layer that rescales."""
+    heads = enumerate(zip(diagnosis.labels, spec.network.heads))
+    return [k for k, (labels, head) in heads if _is_raw(labels.columns) and not ends_in_scaling(head.module)]
+
+
+def _is_raw(columns: np.ndarray) -> bool:
+    """Whether a column has large numbers, or all have small ones: a few small columns may be pixels that are mostly dark."""
+    centers, spreads = np.abs(columns).T
+    is_large = (spreads > _RAW) | (centers > 5 * np.maximum(spreads, 1.0))
+    return bool(is_large.any() or (len(spreads) and 0 < np.nanmean(spreads) < 1 / _RAW))
 
 
 def predicts_in_units(diagnosis: Diagnosis, k: int) -> bool:
     """Whether a head predicts in its labels' units already: among the labels, or of a size nearer to theirs than to 1.
 
-    Its last bias may be set to the mean of the labels, for one; its module may multiply by a constant or by an input; or its
-    weights come from other training. Scaled labels would be far too small for it.
+    Its last bias may be set to the mean of the labels, for one; its module may multiply by a constant or by an input; what
+    it reads may be as large; or its weights come from other training. Scaled labels would be far too small for it.
     """
     center, spread = diagnosis.labels[k].center, diagnosis.labels[k].spread
     low, high = diagnosis.predicted[k, :2]
@@ -119,9 +124,10 @@ def _norms_with(scalings: Mapping[int, Standardize | str], diagnosis: Diagnosis,
         norms[k] *= factor
     for k in scalings:
         labels, (low, high) = diagnosis.labels[k], diagnosis.predicted[k, :2]
-        if np.isfinite(labels.spread) and not labels.is_linear and spec.network.heads[k].loss.known != PERCENTAGE:
+        if len(labels.columns) and not labels.is_linear and spec.network.heads[k].loss.known != PERCENTAGE:
             middle, width = (low + high) / 2, (high - low) / 4
-            error = np.linalg.norm([labels.spread, labels.center - middle, width])
+            centers, spreads = labels.columns.T
+            error = np.sqrt(np.nanmean(spreads**2 + (centers - middle) ** 2 + width**2))
             norms[k] *= np.linalg.norm([1.0, middle, width]) / error
     return norms
 

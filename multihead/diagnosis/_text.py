@@ -21,6 +21,8 @@ def suggestion_lines(parts: Mapping[str, Config], suggestion: Config) -> list[st
     for name, part in parts.items():
         heads = ", ".join(map(repr, part[name])) if isinstance(part[name], Mapping) else ""
         lines += [f"# {_PURPOSES[name].format(heads=heads, after=after)}", _call(part)]
+    if "scaling." in repr(suggestion.get("target_scaling")):
+        lines.insert(0, "from multihead import scaling")
     if len(parts) > 1:
         lines += ["# all of it; `multihead.compare` tells which part helps which head", _call(suggestion)]
     return lines

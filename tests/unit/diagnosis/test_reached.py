@@ -283,7 +283,8 @@ def absolute(y, p):
     return tf.abs(y - p)
 
 
-FAR = np.where(np.arange(ROWS)[:, None] % 32 == 0, -9999.0, 40 * NORMAL)
+IS_FAR = np.arange(ROWS)[:, None] % 32 == 0
+FAR = np.where(IS_FAR, -9999.0 + np.arange(ROWS)[:, None], 40 * NORMAL)
 
 
 @pytest.mark.parametrize("loss", ["mae", "huber", "log_cosh", absolute])
@@ -304,6 +305,137 @@ def test_a_few_labels_far_off_do_not_decide_the_scaling_of_a_loss_that_hardly_fo
 def test_a_few_labels_far_off_count_for_the_squared_error():
     _, diagnosis = diagnosed(L.Dense(1), "mse", FAR)
     assert diagnosis.suggestion["target_scaling"] == {"a": "standardize"}
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae"])
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_a_number_that_stands_for_missing_values_is_named_and_no_scaling_is_taken_from_it(loss, scale):
+    labels = np.where(IS_FAR, -999.0, scale * NORMAL)
+    _, diagnosis = diagnosed(L.Dense(1), loss, labels)
+    (text,) = [str(finding) for finding in diagnosis.findings if finding.kind == "placeholder"]
+    assert text.startswith(f"{IS_FAR.sum()} labels of 'a' are -999, far from all others.") and "NaN in its place" in text
+    assert "a" not in diagnosis.suggestion.get("target_scaling", {})
+    _, diagnosis = diagnosed(L.Dense(1), loss, np.where(IS_FAR, np.nan, labels))
+    assert "placeholder" not in [finding.kind for finding in diagnosis.findings]
+    assert ("a" in diagnosis.suggestion.get("target_scaling", {})) == (scale > 1)
+    for zeros in (np.where(IS_FAR, 0.0, 100 + 20 * UNIFORM), np.where(UNIFORM > 0.4, 0.0, 100 * UNIFORM)):
+        _, diagnosis = diagnosed(L.Dense(1), loss, zeros)  # the second: mostly 0
+        found = "placeholder" in [finding.kind for finding in diagnosis.findings]
+        assert found == (zeros.mean() > 50)
+
+
+COLUMNS = {
+    "coordinates": np.concatenate([-26.2 + 0.15 * NORMAL, 28 + 0.15 * NORMAL[::-1]], axis=1),
+    "one of three": np.concatenate([NORMAL / 2 + 0.5, UNIFORM, 25 + NORMAL], axis=1),
+    "kilometres": np.concatenate([48 + 0.02 * NORMAL, -2e6 + 1.4e5 * NORMAL[::-1]], axis=1),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_are_judged_one_by_one(case):
+    labels = COLUMNS[case]
+    number, largest = labels.shape[1], np.argmax(np.abs(labels).mean(axis=0))
+    _, diagnosis = diagnosed(L.Dense(number), "mse", labels)
+    assert diagnosis.suggestion["target_scaling"] == {"a": "standardize"}
+    text = next(str(finding) for finding in diagnosis.findings if finding.kind == "units")
+    said = re.search(r"in column (\d), the largest of (\d), have mean (\S+) and standard deviation (\S+)\. ", text)
+    assert [int(said[1]), int(said[2])] == [largest, number]
+    column = labels[:, largest]
+    for value, expected in zip(said.groups()[2:], (column.mean(), column.std())):
+        assert float(value.replace(",", "")) == pytest.approx(expected, rel=0.01)
+
+
+def overlap(y, p):
+    """One minus the generalized intersection over union of boxes `[x1, y1, x2, y2]`."""
+    low, high = tf.minimum(p[:, :2], p[:, 2:]), tf.maximum(p[:, :2], p[:, 2:])
+    common = tf.reduce_prod(tf.maximum(tf.minimum(high, y[:, 2:]) - tf.maximum(low, y[:, :2]), 0.0), axis=1)
+    either = tf.reduce_prod(high - low, axis=1) + tf.reduce_prod(y[:, 2:] - y[:, :2], axis=1) - common
+    hull = tf.reduce_prod(tf.maximum(high, y[:, 2:]) - tf.minimum(low, y[:, :2]), axis=1)
+    return 1 - common / (either + 1e-9) + (hull - either) / (hull + 1e-9)
+
+
+def rows_of_squares(y, p):
+    return tf.reduce_sum(tf.square(y - p), axis=1)
+
+
+def distance(y, p):
+    return tf.sqrt(tf.reduce_sum(tf.square(y - p), axis=1) + 1e-12)
+
+
+@pytest.mark.parametrize(("loss", "is_sum"), [(overlap, False), (distance, False), (rows_of_squares, True)])
+def test_columns_that_a_loss_relates_are_scaled_by_the_same_numbers(loss, is_sum):
+    corners = 60 + 14 * np.random.default_rng(1).normal(size=(ROWS, 2))
+    boxes = np.concatenate([corners, corners + 10 + 30 * np.random.default_rng(2).random((ROWS, 2))], axis=1)
+    _, diagnosis = diagnosed(L.Dense(4), loss, boxes, reads=None)
+    suggested = diagnosis.suggestion["target_scaling"]["a"]
+    if is_sum:
+        assert suggested == "standardize"
+        return
+    assert [suggested.mean, suggested.deviation] == pytest.approx([boxes.mean(), boxes.std()], rel=0.01)
+    assert "moved and divided by the same numbers" in str(diagnosis)
+    lines = str(diagnosis).splitlines()
+    assert lines[lines.index("Suggestion") + 1] == "from multihead import scaling"
+
+
+def pinball(y, p):
+    errors = y - p
+    return tf.reduce_mean(tf.maximum(tf.constant([0.1, 0.5, 0.9]) * errors, (tf.constant([0.1, 0.5, 0.9]) - 1) * errors), -1)
+
+
+def test_several_quantiles_of_one_label_are_scaled():
+    _, diagnosis = diagnosed(L.Dense(3), pinball, 300 + 60 * NORMAL)
+    assert diagnosis.suggestion["target_scaling"] == {"a": "standardize"}
+
+
+def test_a_delta_of_its_own_is_named_beside_the_scaling_to_compare():
+    _, diagnosis = diagnosed(L.Dense(1), keras.losses.Huber(delta=10.0), FAR)
+    text = next(str(finding) for finding in diagnosis.findings if finding.kind == "units")
+    assert re.search(r"compare `target_scaling=.*` with none\. The loss's delta=10 then counts in scaled units", text)
+
+
+def test_years_are_not_rounded():
+    _, diagnosis = diagnosed(L.Dense(1), "mse", 2000.0 + np.arange(ROWS)[:, None] % 27)
+    text = next(str(finding) for finding in diagnosis.findings if finding.kind == "units")
+    assert "have mean 2,012 and standard deviation 7.67" in text
+    _, diagnosis = diagnosed(L.Dense(1, "sigmoid"), "mse", 2000.0 + np.arange(ROWS)[:, None] % 27)
+    assert "they lie between 2,000 and 2,026" in str(diagnosis)
+
+
+def test_labels_that_are_all_equal_are_named():
+    for module, loss, labels, value in (
+        (L.Dense(1), "mse", np.full((ROWS, 1), 3.5), "3.5"),
+        (L.Dense(1, "sigmoid"), "binary_crossentropy", np.zeros((ROWS, 1)), "0"),
+        (L.Dense(3, "softmax"), "sparse_categorical_crossentropy", np.full((ROWS, 1), 2.0), "2"),
+    ):
+        _, diagnosis = diagnosed(module, loss, labels)
+        assert [str(f) for f in diagnosis.findings if f.kind == "equal labels"] == [
+            f"All labels of 'a' in these batches are {value}, so there is nothing to learn. Check where they come from."
+        ]
+        assert "few labels" not in [finding.kind for finding in diagnosis.findings]
+
+
+def test_negative_predictions_under_a_logarithm_are_named():
+    _, diagnosis = diagnosed(L.Dense(1), "poisson", np.floor(9 * UNIFORM))
+    (text,) = [str(finding) for finding in diagnosis.findings if finding.kind == "not finite"]
+    assert "end the module with `softplus` or `exponential`" in text
+
+
+def test_inputs_that_are_not_scaled_are_named_before_the_units_of_labels():
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(L.Dense(8, "relu"))
+    trainer.add_head("a", L.Dense(1), "mse")
+    trainer.add_head("b", L.Dense(2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer.compile("sgd")
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    y = {"a": 3000 + 1000 * x[:, :1], "b": (x[:, 1] > 0).astype("int32")}
+    for factor in (1.0, 5000.0):
+        diagnosis = trainer.diagnose([(x * [factor, 1, 1, 1], y)])
+        texts = {finding.kind: str(finding) for finding in diagnosis.findings}
+        assert ("inputs" in texts) == (factor > 1) == ("the inputs come first" in texts["units"])
+        assert ("target_scaling" in diagnosis.suggestion) == (factor == 1)
+    assert "`keras.layers.Normalization` in front" in texts["inputs"] and texts["inputs"].startswith(
+        "The representation that 'a', 'b' read has values of about"
+    )
 
 
 WEIGHED = {
