@@ -48,11 +48,13 @@ def split_model(
     nodes_before = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
         in_encoder = {id(node) for node in nodes if sum(id(node) in ancestors for ancestors in nodes_before.values()) > 1}
+        if not _have_weights(nodes, in_encoder):  # outputs may still share layers, which are called on different inputs
+            in_encoder |= {id(node) for node in nodes_in_order(_of_shared_layers(nodes, nodes_before.values()))}
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
-    layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
-    if not any(getattr(layer, "weights", None) for layer in layers):
+    if not _have_weights(nodes, in_encoder):
+        layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
         raise ValueError(
             "`model` must have layers with weights that at least two outputs depend on; they become the encoder. Received: "
             f"{model.name!r}, whose outputs share only {quoted(layer.name for layer in layers)}. Train such outputs as "
@@ -102,7 +104,9 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
 def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> list[Tensor]:
     """The symbolic tensors that the layers with these names return."""
     wanted = [names] if isinstance(names, str) else list(names)
-    nodes_by_name = {layer_of(node).name: node for node in nodes}
+    nodes_by_name: dict[str, list[Node]] = {}
+    for node in nodes:  # a layer may be called several times
+        nodes_by_name.setdefault(layer_of(node).name, []).append(node)
     unknown = [name for name in wanted if name not in nodes_by_name]
     if unknown or not wanted:
         raise ValueError(
@@ -110,7 +114,22 @@ def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> l
             f"representation={names!r}. The layers of {model.name!r} are {quoted(nodes_by_name)}; for a layer inside of a "
             "nested model, name the nested model."
         )
-    return [tensor for name in wanted for tensor in outputs_of(nodes_by_name[name])]
+    return [tensor for name in wanted for node in nodes_by_name[name] for tensor in outputs_of(node)]
+
+
+def _have_weights(nodes: Sequence[Node], chosen: Collection[int]) -> bool:
+    """Whether one of the layers of chosen nodes has weights."""
+    return any(getattr(layer_of(node), "weights", None) for node in nodes if id(node) in chosen)
+
+
+def _of_shared_layers(nodes: Sequence[Node], nodes_before: Collection[Collection[int]]) -> list[Tensor]:
+    """The outputs of nodes whose layers have weights and are called for several outputs of the model."""
+    outputs_by_layer: dict[int, set[int]] = {}
+    for node in nodes:
+        needing = {place for place, ancestors in enumerate(nodes_before) if id(node) in ancestors}
+        outputs_by_layer.setdefault(id(layer_of(node)), set()).update(needing)
+    shared = [node for node in nodes if len(outputs_by_layer[id(layer_of(node))]) > 1 and _have_weights([node], {id(node)})]
+    return [tensor for node in shared for tensor in outputs_of(node)]
 
 
 def _keys(tensors: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -173,6 +173,17 @@ def test_a_layer_that_two_outputs_share_and_one_that_encoder_and_head_share():
     assert list(trainer.heads) == ["shared", "shared_1"]
 
 
+@pytest.mark.parametrize("representation", [None, "second"])
+def test_layers_that_are_called_on_the_inputs_of_each_output_become_the_encoder(representation):
+    one, other = keras.Input((6,), name="one"), keras.Input((6,), name="other")
+    first, second = layers.Dense(5, "tanh", name="first"), layers.Dense(4, "tanh", name="second")
+    outputs = {"a": layers.Dense(1, name="a")(second(first(one))), "b": layers.Dense(2, name="b")(second(first(other)))}
+    model = keras.Model([one, other], outputs)
+    trainer = assert_same(model, [normal(6), normal(6) + 1], representation=representation)
+    assert trainer.encoder.count_params() == 6 * 5 + 5 + 5 * 4 + 4
+    assert [trainer.heads[name].module.count_params() for name in "ab"] == [4 + 1, 2 * 4 + 2]
+
+
 def test_experts_become_the_encoder_and_gates_and_towers_belong_to_their_heads():
     """A functional mixture of experts, as other libraries make it; the boundary is where the heads' paths part."""
     inputs = keras.Input((5,))
