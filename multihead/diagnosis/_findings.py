@@ -15,6 +15,7 @@ from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import FEW_IN_COMMON, Diagnosis, Finding
 from multihead.diagnosis._suggestion import (
     FLOOR,
+    PERCENTAGE,
     comparable,
     enlarged,
     fitting_scalings,
@@ -22,6 +23,7 @@ from multihead.diagnosis._suggestion import (
     in_raw_units,
     level_of,
     predicts_in_units,
+    rescales_to_other_units,
     starved,
 )
 from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
@@ -38,9 +40,9 @@ _OPPOSED, _OPPOSED_IN_LAYER, _STRONGLY_OPPOSED, _LARGE_ENOUGH = -0.1, -0.3, -0.4
 _NOTES = ("unclear", "few common rows", "different tensors")
 """Kinds that state limits of the measurements; alone they do not mean that anything is wrong."""
 _ORDER = (
-    "not finite", "no probabilities", "equal labels", "placeholder", "out of reach", "inputs", "no weight",
-    "few labels", "frozen encoder", "unreached", "zero gradient", "dead encoder", "units", "scale", "left behind",
-    "conflict", "conflict in one layer", "clipping",
+    "not finite", "no probabilities", "equal labels", "zero labels", "placeholder", "out of reach", "inputs",
+    "no weight", "few labels", "frozen encoder", "unreached", "zero gradient", "dead encoder", "units", "scale",
+    "left behind", "conflict", "conflict in one layer", "clipping",
     *_NOTES,
 )  # fmt: skip
 
@@ -96,6 +98,12 @@ def _labels_and_loss(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding
                 "where they come from."
             )
             yield Finding(sentence, "equal labels", [head])
+        if spec.network.heads[k].loss.known == PERCENTAGE and labels.zeros:
+            sentence = (
+                f"{labels.zeros:,} labels of {head!r} are 0, and its loss divides by the labels: these alone decide what it "
+                "learns. Take another loss, such as 'mae' or, on logarithms, 'msle', or leave them out as NaN."
+            )
+            yield Finding(sentence, "zero labels", [head])
         if labels.placeholder is not None:
             value, number = labels.placeholder
             sentence = (
@@ -229,7 +237,7 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels, weight = diagnosis.heads[k], diagnosis.labels[k], plain(diagnosis.weights[k])
-        advice = f"`suggestion` leaves them: {_why_left(diagnosis, k)}."
+        advice = f"`suggestion` leaves them: {_why_left(diagnosis, spec, k)}."
         if k in suggested:
             others = ""
             if k in factors:
@@ -279,9 +287,15 @@ def _units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "units", [head])
 
 
-def _why_left(diagnosis: Diagnosis, k: int) -> str:
+def _why_left(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> str:
     """Why the labels of a head in raw units are not scaled."""
     labels = diagnosis.labels[k]
+    if rescales_to_other_units(diagnosis, spec, k):
+        low, high = (plain(end) for end in diagnosis.predicted[k, :2])
+        return (
+            f"the module ends in a layer that rescales, but begins with predictions between {low} and {high}; correct its "
+            "scale and its offset"
+        )
     if labels.placeholder is not None:
         return "not all of them seem to be labels"
     if labels.scaling is None and not labels.is_robust:

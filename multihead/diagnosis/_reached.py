@@ -58,6 +58,7 @@ class HeadLabels(NamedTuple):
         why: Why this scaling, or why none; a sentence for the findings.
         rarer: Of two classes, how many labels the rarer one has, and how many there are; None for others.
         only: The value of all labels, if they are equal; otherwise None.
+        zeros: How many labels are 0.
         placeholder: A number that lies far from all other labels, and how many labels are that number; otherwise None.
     """
 
@@ -74,6 +75,7 @@ class HeadLabels(NamedTuple):
     why: str = ""
     rarer: tuple[int, int] | None = None
     only: float | None = None
+    zeros: int = 0
     placeholder: tuple[float, int] | None = None
 
     @property
@@ -121,7 +123,7 @@ def judge(
         centers, spreads = np.nanmean(labels, axis=0), np.nanstd(labels, axis=0)
         deviation = float(np.nanmean(spreads))
         summary = summary._replace(mean=float(np.nanmean(labels)), deviation=deviation, placeholder=_placeholder(labels))
-        summary = summary._replace(columns=np.stack([centers, spreads], axis=1))
+        summary = summary._replace(columns=np.stack([centers, spreads], axis=1), zeros=int((labels == 0).sum()))
         below, median, above = np.nanquantile(labels, _MIDDLE, axis=0)
         width = float(np.mean(above - below)) / 2
         is_linear = depends == DIFFERENCES and _grows_linearly(head, spec, rows)

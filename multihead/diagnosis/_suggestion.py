@@ -36,9 +36,18 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
 
 
 def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
-    """The heads with a column far from mean 0 and deviation 1, and whose modules do not end in a layer that rescales."""
+    """The heads with a column far from mean 0 and deviation 1, and without a last layer that brings predictions there."""
     heads = enumerate(zip(diagnosis.labels, spec.network.heads))
-    return [k for k, (labels, head) in heads if _is_raw(labels.columns) and not ends_in_scaling(head.module)]
+    raw = [k for k, (labels, head) in heads if _is_raw(labels.columns)]
+    return [
+        k for k in raw if not ends_in_scaling(spec.network.heads[k].module) or rescales_to_other_units(diagnosis, spec, k)
+    ]
+
+
+def rescales_to_other_units(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> bool:
+    """Whether a module ends in a layer that rescales, and yet begins far from the labels, as with the inverse factor."""
+    is_new = diagnosis.progress[k] == "untrained" and bool(np.abs(diagnosis.predicted[k, :2]).max() > 0)
+    return ends_in_scaling(spec.network.heads[k].module) and is_new and not predicts_in_units(diagnosis, k)
 
 
 def _is_raw(columns: np.ndarray) -> bool:
@@ -84,7 +93,8 @@ def fitting_scalings(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, Standa
     scalings: dict[int, Standardize | str] = {}
     for k, labels in enumerate(diagnosis.labels):
         is_new = diagnosis.progress[k] in ("untrained", "unknown") and not predicts_in_units(diagnosis, k)
-        if labels.scaling is not None and is_new and (k in raw or labels.unreachable):
+        rescales = k in raw and ends_in_scaling(spec.network.heads[k].module)
+        if labels.scaling is not None and is_new and (k in raw or labels.unreachable) and not rescales:
             scalings[k] = labels.scaling
     return scalings
 

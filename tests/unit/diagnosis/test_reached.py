@@ -438,6 +438,31 @@ def test_inputs_that_are_not_scaled_are_named_before_the_units_of_labels():
     )
 
 
+RESCALED = {
+    "inverse": (L.Rescaling(1 / 255), 255 * UNIFORM, False),
+    "too small": (L.Rescaling(10.0), 9450 + 300 * NORMAL, False),
+    "right": (L.Rescaling(300.0, 9450.0), 9450 + 300 * NORMAL, True),
+    "factor alone": (L.Rescaling(255.0), 255 * UNIFORM, True),
+}
+
+
+@pytest.mark.parametrize("case", RESCALED)
+def test_a_last_layer_that_rescales_is_believed_if_predictions_begin_near_the_labels(case):
+    layer, labels, is_right = RESCALED[case]
+    _, diagnosis = diagnosed(ending(layer), "mse", labels)
+    assert "target_scaling" not in diagnosis.suggestion
+    texts = [str(finding) for finding in diagnosis.findings if finding.kind == "units"]
+    assert len(texts) == (not is_right)
+    assert all("ends in a layer that rescales, but begins with predictions between" in text for text in texts)
+
+
+@pytest.mark.parametrize(("loss", "labels", "number"), [("mape", np.floor(3 * UNIFORM), 1), ("mape", 1 + UNIFORM, 0)])
+def test_labels_of_0_under_a_loss_that_divides_by_them_are_counted(loss, labels, number):
+    _, diagnosis = diagnosed(L.Dense(1, "softplus"), loss, labels)
+    texts = [str(finding) for finding in diagnosis.findings if finding.kind == "zero labels"]
+    assert len(texts) == number and all(text.startswith(f"{(labels == 0).sum()} labels of 'a' are 0") for text in texts)
+
+
 WEIGHED = {
     "inverse deviation": (lambda: L.Dense(1), "mse", 30 * NORMAL, 1 / 30),
     "inverse variance": (lambda: L.Dense(1), "mse", 30 * NORMAL, 1 / 900),
