@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
 from multihead._ground.calls import no_autograph
-from multihead._ground.keras import KERAS_3
+from multihead._ground.keras import KERAS_3, tensor_variable
 from multihead._ground.tensors import with_none
 from multihead._ground.types import Layer, Nested, Tensor
 
@@ -61,6 +61,22 @@ def once(action: Callable[[], None]) -> None:
         action()
     else:
         tf.distribute.get_replica_context().merge_call(no_autograph(lambda strategy: action()))
+
+
+def check_scope(strategy: tf.distribute.Strategy, modules: Iterable[Layer]) -> None:
+    """Checks that the variables of modules were made in the scope of a strategy.
+
+    Raises:
+        ValueError: One was not.
+    """
+    built = [module for module in modules if getattr(module, "built", True)]
+    for variable in (variable for module in built for variable in getattr(module, "variables", ())):
+        if not strategy.extended.variable_created_in_scope(tensor_variable(variable)):
+            raise ValueError(
+                f"`compile` needs variables that were made in the scope of {type(strategy).__name__}, as the trainer. "
+                f"Received: {variable.name!r}, made outside of it. Build the model, the heads and the trainer under `with "
+                "strategy.scope():`, too."
+            )
 
 
 def is_chief(model: Layer) -> bool:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from multihead._ground.keras import HEAD, SCALING, add_state, tensor_variable
 from multihead._ground.layers import replace_layers, unlock
 from multihead._ground.optimizers import copied_optimizer
+from multihead._ground.replicas import check_scope
 from multihead._ground.types import Config, Optimizer, Tensor, Trainer
 from multihead._ground.validation import check_choice, check_head_names
 from multihead._trainer.options import CompileOptions, check_compile
@@ -123,6 +124,7 @@ def begin_compile(
     target_scaling: Config | None,
 ) -> tuple[Optimizer, CompileOptions]:
     """Checks the arguments of `compile`; only then, the heads get their scalings, and what was built before is dropped."""
+    check_scope(trainer.distribute_strategy, [trainer.encoder, *(head.module for head in state.setup.heads)])
     heads = scale_targets(state.setup.heads, target_scaling)
     if optimizer is None:
         optimizer = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 
+from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 from tests.helpers.gathering import (
@@ -50,3 +52,17 @@ def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, bal
     actual, trainer = trained(updates, OPTIMIZERS[optimizer], gathering, balancer, level, clip, strategy)
     assert_alike(actual, wanted)
     assert_replicas_alike(trainer, strategy)
+
+
+@pytest.mark.parametrize("trainer_inside", [True, False])
+def test_a_model_made_outside_of_the_scope_is_refused(strategy, trainer_inside):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3)(inputs)
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(hidden) for name in "ab"])
+    model.compile("sgd", "mse")
+    made = None if trainer_inside else MultiHeadTrainer.from_model(model)
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match="needs variables that were made in the scope of MirroredStrategy"),
+    ):
+        (made or MultiHeadTrainer.from_model(model)).compile("sgd")
