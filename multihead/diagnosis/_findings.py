@@ -310,9 +310,10 @@ def _why_left(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> str:
 
 
 def _leads(diagnosis: Diagnosis, k: int) -> bool:
-    """Whether the head's gradient is the largest, and some of the others' are too small beside it."""
+    """Whether the head's gradient is at least twice as large as that of any other."""
     usable, norms = comparable(diagnosis), diagnosis.norms[level_of(diagnosis)]
-    return bool(starved(diagnosis)) and k in usable and norms[k] == norms[usable].max()
+    others = [norms[other] for other in usable if other != k]
+    return k in usable and bool(others) and bool(norms[k] >= 2 * max(others))
 
 
 def _different_norms(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
