@@ -130,7 +130,13 @@ class HeadMetric:
         if is_counted or (rank > self.rank and shape[self.rank :].num_elements() != 1):
             self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
         dtype = tf.float32 if predictions.dtype in (tf.float16, tf.bfloat16) else predictions.dtype
-        self._trace(tf.TensorSpec(actual, targets.dtype), tf.TensorSpec(shape, dtype), eagerly=eagerly)
+        of_targets = dtype if self._takes_floats else targets.dtype
+        self._trace(tf.TensorSpec(actual, of_targets), tf.TensorSpec(shape, dtype), eagerly=eagerly)
+
+    @property
+    def _takes_floats(self) -> bool:
+        """Whether targets get the dtype of the predictions, as in Keras: some of its metrics take no other on Keras 2."""
+        return not self._is_users and self.over != CLASSES
 
     @property
     def _columns(self) -> tuple[int, ...]:
@@ -163,7 +169,7 @@ class HeadMetric:
         if predictions.dtype in (tf.float16, tf.bfloat16):
             predictions = tf.cast(predictions, tf.float32)
         targets = aligned(targets, predictions.shape, self.over)
-        if self.over == ROWS:  # some metrics of Keras 2 take no other dtype
+        if self._takes_floats:
             targets = tf.cast(targets, predictions.dtype)
         if self.by_column or self.column is not None or self._columns:
             weights = spread(weights, predictions, predictions.shape.rank)

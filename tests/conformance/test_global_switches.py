@@ -99,7 +99,8 @@ def trained(options, *, eagerly, labels=Y):
     trainer.add_head("size", keras.layers.Dense(1), "mse", ignore_label=-9, metrics=["mae"])
     kind = keras.layers.Dense(3, activation="softmax")
     trainer.add_head("kind", kind, "sparse_categorical_crossentropy", ignore_label=-1, metrics=["accuracy"])
-    trainer.add_head("rate", keras.layers.Dense(2, activation="softplus"), relative, ignore_label=-9, weight=0.1)
+    rate = keras.layers.Dense(2, activation="softplus")
+    trainer.add_head("rate", rate, relative, ignore_label=-9, weight=0.1, couples_rows=False)
     trainer.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), run_eagerly=eagerly, **options)
     history = trainer.fit(X, labels, batch_size=6, epochs=1, verbose=0, shuffle=False, validation_data=(X, labels)).history
     return history, weights_of(trainer)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from multihead import MultiHeadTrainer
 from multihead.heads._metric_names import resolve_metric
 from multihead.heads._metrics import HeadMetric
 from multihead.heads._named import new_head
@@ -237,7 +238,7 @@ def check_metric(name, start):
             of_head.build(
                 "a", tf.TensorSpec([None, *targets[1:]], case.targets.dtype), spec, weights.shape.rank, is_counted=False
             )
-            of_head.update(masked, predictions, weights)
+            of_head.update(masked, predictions, weights, are_weighted=True)
             is_counted = case.counted > 0
             p = predictions.numpy().reshape(case.seen.shape if kind != "classes" else (*case.seen.shape, COLUMNS))
             y = case.seen.astype("float32")[is_counted]
@@ -255,3 +256,17 @@ def check_metric(name, start):
 @pytest.mark.parametrize("number, name", list(enumerate(METRICS)))
 def test_metrics(number, name):
     assert check_metric(name, 5 * number) >= 2
+
+
+@pytest.mark.parametrize("name", ["F1Score", "R2Score"])
+def test_metrics_that_keras_hands_floats_take_whole_numbers(name):
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(12, 3)).astype("float32"), rng.integers(0, 2, (12, 2)).astype("int32")
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(2, "sigmoid"), "binary_crossentropy", metrics=[getattr(keras.metrics, name)()])
+    trainer.compile("sgd")
+    (key,) = [key for key in trainer.evaluate(x, {"a": labels}, verbose=0, return_dict=True) if "score" in key]
+    found = trainer.evaluate(x, {"a": labels}, verbose=0, return_dict=True)[key]
+    metric = getattr(keras.metrics, name)()
+    metric.update_state(labels.astype("float32"), trainer.predict(x, verbose=0)["a"])
+    np.testing.assert_allclose(found, metric.result(), rtol=1e-4)

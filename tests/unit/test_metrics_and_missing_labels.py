@@ -387,6 +387,7 @@ def test_a_metric_of_classes_is_that_of_the_labelled_rows(rank, how, sparse):
         batches = [(np.where(there[..., 0], np.argmax(y, -1), -1), p)]
 
         def hits(y, p):  # without `reads`: all labels of an example are there, or none
+            y = tf.reshape(y, tf.shape(p)[:-1])  # Keras 2 hands it a column
             return tf.cast(tf.equal(tf.cast(y, tf.int64), tf.argmax(p, axis=-1)), tf.float32)
 
         if how == "steps":  # and here, of one step at a time
