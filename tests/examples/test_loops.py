@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ def test_a_loop_has_at_most_80_lines(name):
 def test_the_page_shows_all_ways():
     text = (ROOT / "docs" / "howto" / "actor_critic_and_physics.md").read_text(encoding="utf-8")
     ways = [*actor_critic.WAYS, *(f"plain sum, weight {weight:g}" for weight in physics.WEIGHTS), *physics.BALANCERS]
-    shown = [line.partition(": ")[0] for line in text.splitlines() if " ± " in line]
+    printed = "".join(re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    shown = [line.partition(": ")[0] for line in printed.splitlines()]
     assert shown == [*ways, *ways[len(actor_critic.WAYS) :]]
 
 
