@@ -44,7 +44,7 @@ class Schedule(Method):
 
     always_all: bool = False
     _may_use = ("gramian", "losses", "losses_after")
-    _argument = "schedule"
+    _argument = "head_schedule"
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)

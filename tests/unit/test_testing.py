@@ -112,5 +112,5 @@ def test_a_schedule_with_a_state_belongs_to_its_heads():
     assert schedule.head_names == ("a", "b")
     schedule.build((2,))
     schedule.bind(["a", "b"])
-    with pytest.raises(ValueError, match="`schedule` has state for the heads 'a', 'b'. Received: the heads 'a', 'c'"):
+    with pytest.raises(ValueError, match="`head_schedule` has state for the heads 'a', 'b'. Received: the heads 'a', 'c'"):
         schedule.bind(["a", "c"])
