@@ -127,10 +127,11 @@ class MultiHeadTrainer(KerasTrainer):
     def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
         """Makes a trainer of a functional Keras model with several outputs, from the same layers.
 
-        The encoder is the part of the model that at least two outputs depend on. The representation is every tensor that
-        leaves the encoder: one tensor, or a dict by layer name. A head is the rest of the path to one output, and has its
-        key in a dict of outputs as name, otherwise Keras's output name. The model can still be used; it is trained as
-        well. With a `target_scaling`, it predicts scaled values; `to_keras` makes one that predicts in the targets' units.
+        The encoder is the part of the model that at least two outputs depend on; where that has no weights, the layers that
+        several outputs call, each on inputs of its own. The representation is every tensor that leaves the encoder: one
+        tensor, or a dict by layer name. A head is the rest of the path to one output, and has its key in a dict of outputs
+        as name, otherwise Keras's output name. The model can still be used; it is trained as well. With a
+        `target_scaling`, it predicts scaled values; `to_keras` makes one that predicts in the targets' units.
 
         The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and `compile`
         without an optimizer creates one with the options of the model's, its `exclude_from_weight_decay` included. Other

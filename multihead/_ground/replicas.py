@@ -70,8 +70,9 @@ def check_scope(strategy: tf.distribute.Strategy, modules: Iterable[Layer]) -> N
         ValueError: One was not.
     """
     built = [module for module in modules if getattr(module, "built", True)]
-    for variable in (variable for module in built for variable in getattr(module, "variables", ())):
-        if not strategy.extended.variable_created_in_scope(tensor_variable(variable)):
+    for variable in (tensor_variable(variable) for module in built for variable in getattr(module, "variables", ())):
+        # Keras 2 lists tables of vocabularies among the variables of its layers.
+        if isinstance(variable, tf.Variable) and not strategy.extended.variable_created_in_scope(variable):
             raise ValueError(
                 f"`compile` needs variables that were made in the scope of {type(strategy).__name__}, as the trainer. "
                 f"Received: {variable.name!r}, made outside of it. Build the model, the heads and the trainer under `with "
