@@ -48,16 +48,19 @@ def split_model(
     nodes_before = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
         in_encoder = {id(node) for node in nodes if sum(id(node) in ancestors for ancestors in nodes_before.values()) > 1}
-        if not _have_weights(nodes, in_encoder):  # outputs may still share layers, which are called on different inputs
+        if not _have_weights(
+            node for node in nodes if id(node) in in_encoder
+        ):  # outputs may still share layers, which are called on different inputs
             in_encoder |= {id(node) for node in nodes_in_order(_of_shared_layers(nodes, nodes_before.values()))}
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
-    if not _have_weights(nodes, in_encoder):
-        layers = [layer_of(node) for node in nodes if id(node) in in_encoder]
+    encoder_nodes = [node for node in nodes if id(node) in in_encoder]
+    if not _have_weights(encoder_nodes):
+        names = quoted(layer_of(node).name for node in encoder_nodes)
         raise ValueError(
             "`model` must have layers with weights that at least two outputs depend on; they become the encoder. Received: "
-            f"{model.name!r}, whose outputs share only {quoted(layer.name for layer in layers)}. Train such outputs as "
+            f"{model.name!r}, whose outputs share only {names}. Train such outputs as "
             "separate models, or pass `representation=` with the layers whose outputs the heads read."
         )
     leaving = [tensor for node in nodes if id(node) not in in_encoder for tensor in inputs_of(node)]
@@ -117,9 +120,9 @@ def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> l
     return [tensor for name in wanted for node in nodes_by_name[name] for tensor in outputs_of(node)]
 
 
-def _have_weights(nodes: Sequence[Node], chosen: Collection[int]) -> bool:
-    """Whether one of the layers of chosen nodes has weights."""
-    return any(getattr(layer_of(node), "weights", None) for node in nodes if id(node) in chosen)
+def _have_weights(nodes: Iterable[Node]) -> bool:
+    """Whether the layer of one of the nodes has weights."""
+    return any(getattr(layer_of(node), "weights", None) for node in nodes)
 
 
 def _of_shared_layers(nodes: Sequence[Node], nodes_before: Collection[Collection[int]]) -> list[Tensor]:
@@ -128,7 +131,7 @@ def _of_shared_layers(nodes: Sequence[Node], nodes_before: Collection[Collection
     for node in nodes:
         needing = {place for place, ancestors in enumerate(nodes_before) if id(node) in ancestors}
         outputs_by_layer.setdefault(id(layer_of(node)), set()).update(needing)
-    shared = [node for node in nodes if len(outputs_by_layer[id(layer_of(node))]) > 1 and _have_weights([node], {id(node)})]
+    shared = [node for node in nodes if len(outputs_by_layer[id(layer_of(node))]) > 1 and _have_weights([node])]
     return [tensor for node in shared for tensor in outputs_of(node)]
 
 

@@ -44,8 +44,10 @@ def check_of_trainer(store: Mapping[str, Tensor]) -> None:
 @contextmanager
 def whole_or_unchanged(
     filepath: str | os.PathLike[str], built_parts: Sequence[Layer], others: Sequence[Layer | Optimizer | None]
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """A context in which Keras loads weights: where that fails, everything is as before, and the error says what to do.
+
+    Its value is whether all parts that should be built are; only TensorFlow's checkpoints may be loaded before.
 
     Raises:
         ValueError: One of the parts that must be built is not; or the weights do not fit.
@@ -60,7 +62,7 @@ def whole_or_unchanged(
     parts = (*others, *built_parts)
     before = RollBack(tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ()))
     try:
-        yield
+        yield is_built
     except Exception as error:
         before.restore()
         if not isinstance(error, ValueError) or _NO_TRAINER in str(error):

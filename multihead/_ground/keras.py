@@ -176,9 +176,10 @@ class KerasHooks(keras.Model):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nested:
         """Calls the model, without the warning of Keras 3 that it may not be built: methods are when labels are known."""
+        if self.built:
+            return super().__call__(*args, **kwargs)
         with warnings.catch_warnings():
-            if not self.built:
-                warnings.filterwarnings("ignore", r"`build\(\)` was called on layer", UserWarning)
+            warnings.filterwarnings("ignore", r"`build\(\)` was called on layer", UserWarning)
             return super().__call__(*args, **kwargs)
 
     def _maybe_symbolic_build(self, iterator: object = None, data_batch: Nested = None) -> None:

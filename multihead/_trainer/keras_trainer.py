@@ -353,8 +353,8 @@ class KerasTrainer(KerasHooks):
             method.build_for_heads()
         parts = [self.encoder, *(head.module for head in self._state.setup.heads), *filter(has_state, methods)]
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
-        with whole_or_unchanged(filepath, parts, (self, getattr(self, "optimizer", None))):
-            if all(getattr(part, "built", True) for part in parts):
+        with whole_or_unchanged(filepath, parts, (self, getattr(self, "optimizer", None))) as is_built:
+            if is_built:
                 self.built = True
             super().load_weights(filepath, skip_mismatch, **kwargs)
         if before is not None:

@@ -37,8 +37,7 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
 
 def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
     """The heads with a column far from mean 0 and deviation 1, and without a last layer that brings predictions there."""
-    heads = enumerate(zip(diagnosis.labels, spec.network.heads))
-    raw = [k for k, (labels, head) in heads if _is_raw(labels.columns)]
+    raw = [k for k, labels in enumerate(diagnosis.labels) if _is_raw(labels.columns)]
     return [
         k for k in raw if not ends_in_scaling(spec.network.heads[k].module) or rescales_to_other_units(diagnosis, spec, k)
     ]
