@@ -1,7 +1,7 @@
 """How large should the weight of a critic's loss be, where actor and critic share an encoder?
 
 A2C on CartPole: an update from 32 steps of each of 16 environments. Prints how many steps the last 100 episodes lasted,
-after each quarter of the updates: mean and standard deviation over seeds. Scaled values are in units of the reward.
+after each quarter of the updates: mean and standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, scaling
+from multihead import MultiHeadTrainer, balancing
 
 ENVIRONMENTS, STEPS, DISCOUNT = 16, 32, 0.99
 WAYS: dict[str, dict] = {f"weight {weight}": {"weight": weight} for weight in (0.5, 0.05, 0.005, 0.0005)}
-WAYS |= {"weight 0.005, scaled": {"weight": 0.005, "scale": True}, "NormFloor(1.0)": {"balancer": balancing.NormFloor(1.0)}}
-WAYS["encoder of the actor"] = {"trains_encoder": False}
+WAYS |= {"NormFloor(1.0)": {"balancer": balancing.NormFloor(1.0)}, "encoder of the actor": {"trains_encoder": False}}
 
 
 def policy_loss(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -27,19 +26,18 @@ def policy_loss(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return -targets[:, 1] * tf.gather(log, actions, batch_dims=1) + 0.01 * tf.reduce_sum(tf.exp(log) * log, axis=1)
 
 
-def train(seed: int, updates: int, reward: float, balancer: object = None, scale: bool = False, **head: float) -> np.ndarray:
-    """Trains an agent; returns the mean length of the last 100 episodes after each quarter of the updates."""
+def train(seed: int, updates: int, reward: float, balancer: balancing.Balancer | None = None, **critic: float) -> np.ndarray:
+    """Trains an agent; returns the mean length of the last 100 episodes after each update."""
     keras.utils.set_random_seed(seed)
     trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Dense(64, activation="tanh") for _ in range(2)]))
     trainer.add_head("policy", keras.layers.Dense(2), policy_loss)
-    units = {"target_scaling": scaling.Standardize(0.0, reward)} if scale else {}
-    trainer.add_head("value", keras.layers.Dense(1), "mse", **head, **units)
+    trainer.add_head("value", keras.layers.Dense(1), "mse", **critic)
     trainer.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, updates)), balancer=balancer)
     answers = tf.function(trainer.call)
 
     @tf.function
-    def learn(observations: tf.Tensor, targets: dict[str, tf.Tensor], weights: tf.Tensor) -> None:
-        trainer.apply_gradients(trainer.compute_gradients((observations, targets, dict.fromkeys(targets, weights))))
+    def learn(observations: tf.Tensor, targets: dict[str, tf.Tensor], weights: dict[str, tf.Tensor]) -> None:
+        trainer.apply_gradients(trainer.compute_gradients((observations, targets, weights)))
 
     environments, generator = gymnasium.make_vec("CartPole-v1", num_envs=ENVIRONMENTS), np.random.default_rng(seed)
     observation, lengths, episodes, history = environments.reset(seed=seed)[0], np.zeros(ENVIRONMENTS), [], []
@@ -60,9 +58,10 @@ def train(seed: int, updates: int, reward: float, balancer: object = None, scale
         for at in reversed(range(STEPS)):
             returns[at] = reward + DISCOUNT * np.where(fails[at], 0, np.where(ends[at], values[at + 1], returns[at + 1]))
         acted = np.stack([np.concatenate(actions), (returns - values)[:-1].ravel()], axis=1)
-        learn(np.concatenate(seen[:-1]), {"policy": acted, "value": returns[:-1].reshape(-1, 1)}, np.concatenate(counts))
+        targets, weights = {"policy": acted, "value": returns[:-1].reshape(-1, 1)}, np.concatenate(counts)
+        learn(np.concatenate(seen[:-1]), targets, dict.fromkeys(targets, weights))
         history.append(np.mean(episodes[-100:]) if episodes else STEPS)
-    return np.array(history)[[updates * part // 4 - 1 for part in (1, 2, 3, 4)]]
+    return np.array(history)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, np.ndarray]:
@@ -71,7 +70,8 @@ def main(arguments: list[str] | None = None) -> dict[str, np.ndarray]:
         parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     options, found = parser.parse_args(arguments), {}
     for name, way in WAYS.items():
-        found[name] = np.array([train(seed, options.updates, options.reward, **way) for seed in range(options.seeds)])
+        runs = np.array([train(seed, options.updates, options.reward, **way) for seed in range(options.seeds)])
+        found[name] = runs[:, [options.updates * part // 4 - 1 for part in (1, 2, 3, 4)]]
         print(f"{name}: " + ", ".join(f"{np.mean(part):.0f} ± {np.std(part):.0f}" for part in found[name].T), flush=True)
     return found
 

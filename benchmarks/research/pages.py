@@ -18,7 +18,6 @@ PAGES = tuple(ROOT / "benchmarks" / "research" / name for name in ("README.md", 
 SHORT = ROOT / "docs" / "results.md"
 REQUESTS = ROOT / "docs" / "tutorials" / "intents.md"
 TEXTS = ROOT / "docs" / "howto" / "text.md"
-RANKING = ROOT / "docs" / "tutorials" / "ranking.md"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 MAIN = (PLAIN, RULE, EQUAL, "EqualNorms, parameters", f"{RULE}{RATES}")
 DRAWN = (
@@ -156,7 +155,7 @@ def filled(page: str, command: str, table: str) -> str:
 def with_tables(made: Mapping[str, str]) -> dict[Path, str]:
     """The pages with the tables of the recorded lines."""
     found = {}
-    for path in (*PAGES, SHORT, REQUESTS, TEXTS, RANKING):
+    for path in (*PAGES, SHORT, REQUESTS, TEXTS):
         page = path.read_text(encoding="utf-8")
         for name, table in made.items():
             page = filled(page, f"python -m benchmarks.research {name} --table", table)

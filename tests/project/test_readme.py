@@ -87,4 +87,4 @@ def test_the_pages_are_few_and_short() -> None:
     """The pages of `docs/`, with their code and tables; the lines between cells are no words."""
     pages = sorted((ROOT / "docs").rglob("*.md"))
     words_of_pages = [word for page in pages for word in page.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
-    assert len(pages) <= 32 and len(words_of_pages) <= 25_500
+    assert len(pages) <= 32 and len(words_of_pages) <= 25_000
