@@ -17,7 +17,6 @@ from multihead.diagnosis._suggestion import (
     fitting_scalings,
     heads_to_scale,
     in_raw_units,
-    level_of,
     predicts_in_units,
     rescales_to_other_units,
 )
@@ -158,6 +157,7 @@ def units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
     factors, weighed = enlarged(diagnosis, spec), fitting_scalings(diagnosis, spec).keys() - suggested.keys()
+    usable = comparable(diagnosis)
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels, weight = diagnosis.heads[k], diagnosis.labels[k], plain(diagnosis.weights[k])
@@ -169,10 +169,10 @@ def units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                     f" The gradient of {head!r} is then {plain(factors[k])} times as large, as its loss stays the same: "
                     "beside other heads, pass the suggested balancer, too."
                 )
-            elif _leads(diagnosis, k):
+            elif labels.spread > 1 and k in usable and len(usable) > 1:
                 others = (
-                    f" The gradient of {head!r} then no longer outweighs the others': if it matters most, raise its "
-                    "`weight`."
+                    f" In these units {head!r} outweighs the others, or will once its predictions are as large; scaled, it "
+                    "does not: if it matters most, raise its `weight`."
                 )
             if diagnosis.weights[k] != 1 and spec.methods.weighting is None:
                 others += (
@@ -231,10 +231,3 @@ def _why_left(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> str:
     if labels.is_robust:
         return "it depends on what the far ones are"
     return "the head has been trained on them already; for a new run, scale them from the start"
-
-
-def _leads(diagnosis: Diagnosis, k: int) -> bool:
-    """Whether the head's gradient is at least twice as large as that of any other."""
-    usable, norms = comparable(diagnosis), diagnosis.norms[level_of(diagnosis)]
-    others = [norms[other] for other in usable if other != k]
-    return k in usable and bool(others) and bool(norms[k] >= 2 * max(others))

@@ -103,6 +103,18 @@ def test_labels_in_other_units_are_to_be_scaled_unless_the_head_does_it_itself()
     assert trainer._state.setup.head("scaled").scaling.current.mean is None  # only measured
 
 
+def test_a_head_that_loses_its_lead_by_a_scaling_is_told():
+    """It may lead later only: its gradient grows with its last layer, which grows with its predictions."""
+    targets = {"raw": lambda x: 20 * x[:, :1] - 300, "small": lambda x: x[:, :1] / 1000, "unit": lambda x: x[:, :1]}
+    trainer, data = linear(targets)
+    texts = {finding.heads[0]: finding for finding in trainer.diagnose(data).findings if finding.kind == "units"}
+    assert "if it matters most, raise its `weight`" in texts["raw"]
+    assert "raise its `weight`" not in texts["small"]
+    alone, data = linear({"raw": targets["raw"]})
+    (finding, *_) = alone.diagnose(data).findings
+    assert finding.kind == "units" and "raise its `weight`" not in finding
+
+
 def test_a_loss_and_its_remedy_with_clipping():
     trainer, data = planted.summed(0)
     trainer.compile("sgd", clip=clipping.ByGlobalNorm(0.1))
