@@ -163,7 +163,7 @@ class NormFloor(PreferenceBalancer):
     an update before this one has the coefficient 1 in place of `(|r| / |t|) (t_k / r_k)`, so that the first update is the
     plain sum. A head whose preference is 0 is never scaled up and does not count in the maximum.
 
-    The coefficients are therefore known before the gradients are, and an update costs what that of the plain sum costs, for
+    The coefficients are therefore known before the gradients are, and an update is a sum with other weights, for
     any number of heads, micro-batches, batches and replicas. They follow one update later: where a head's gradient may
     suddenly be many times as large as in all updates before, limit the update with `clip=` of `compile`.
 

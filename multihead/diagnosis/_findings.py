@@ -32,12 +32,12 @@ _ORDER = (
 def all_findings(diagnosis: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
     """All findings about a diagnosis, the most serious first; `"healthy"` or `"nothing to compare"` if nothing is wrong."""
     rules = (
-        _label_findings.losses,
+        _label_findings.cannot_learn,
         _label_findings.single_labels,
-        _label_findings.inputs,
-        _label_findings.reach,
+        _label_findings.unscaled_inputs,
+        _label_findings.out_of_reach,
         _encoder,
-        _label_findings.units,
+        _label_findings.raw_units,
         _different_norms,
         _left_behind,
         _conflicts,

@@ -30,7 +30,7 @@ _LARGE = 20.0
 """The size of a representation that is large before training: layers begin with outputs of the size of their inputs."""
 
 
-def losses(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def cannot_learn(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that cannot learn: losses that are not finite, a weight of 0, or invalid predictions."""
     for k, head in enumerate(diagnosis.heads):
         if not diagnosis.finite[k]:
@@ -111,7 +111,7 @@ def _reads_large_numbers(diagnosis: Diagnosis, k: int) -> bool:
     return diagnosis.progress[k] == "untrained" and bool(diagnosis.representation_sizes[k] > _LARGE)
 
 
-def inputs(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def unscaled_inputs(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that read large numbers before anything is trained, as inputs cause that are not scaled."""
     large = [k for k in range(len(diagnosis.heads)) if _reads_large_numbers(diagnosis, k)]
     if large:
@@ -125,7 +125,7 @@ def inputs(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "inputs", names)
 
 
-def reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def out_of_reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that a module cannot predict, whatever it learns."""
     suggested = heads_to_scale(diagnosis, spec)
     for k, (head, labels) in enumerate(zip(diagnosis.heads, diagnosis.labels)):
@@ -153,7 +153,7 @@ def reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         yield Finding(sentence, "out of reach", [head])
 
 
-def units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+def raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
     factors, weighed = enlarged(diagnosis, spec), fitting_scalings(diagnosis, spec).keys() - suggested.keys()
