@@ -135,12 +135,15 @@ def one_run(lines: Sequence[Line]) -> Any:
         axis.plot([lost[variant] for variant in WEIGHTS.values()], [row] * len(WEIGHTS), "o", color=GREY, ms=6, alpha=0.6)
         axis.plot(lost[BALANCERS[1]], row, "D", color=colour(0), ms=9)
         axis.plot(lost[PLAIN], row, "o", mfc="none", mec="black", mew=1.5, ms=9)
+        span = best - worst
+        points = f"{span:.0f}" if span >= 10 else f"{span:.1f}"
+        axis.text(103, row, f"{points} points", color=GREY, fontsize=9, va="center")
         heads = list(line["directions"])
         two = " and ".join(head.replace("_", " ") for head in heads)
         names.append(two if len(heads) == 2 else f"{line['set']}, {len(heads)} heads")
         if row == 0:
             at = {"xytext": (0, 12), "textcoords": "offset points", "ha": "center", "fontsize": 10, "fontweight": "bold"}
-            axis.annotate("NormFloor(1.0)", (lost[BALANCERS[1]], row), color=colour(0), **at)
+            axis.annotate("NormFloor(1.0)", (lost[BALANCERS[1]], row), color=colour(0), **{**at, "ha": "right"})
             axis.annotate("weight 1", (lost[PLAIN], row), color="black", **at)
             axis.annotate("other weights", (100, row), color=GREY, **{**at, "ha": "right"})
     axis.set_yticks(range(len(lines)), names)
