@@ -505,6 +505,10 @@ class MultiHeadTrainer(KerasTrainer):
         the weights are those of the beginning of `fit`: losses that are weighed differently in each epoch cannot be
         compared, and `EarlyStopping("val_loss")` would stop on the weights.
 
+        Returns:
+            With `return_dict`, floats by name: `loss`, and for each head `<head>_loss` and its metrics; otherwise a list in
+            the order of `metrics_names`.
+
         Example:
             >>> trainer = MultiHeadTrainer(keras.layers.Identity())
             >>> trainer.add_head("price", keras.layers.Dense(1, kernel_initializer="ones"), "mse")
