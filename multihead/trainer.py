@@ -162,7 +162,7 @@ class MultiHeadTrainer(KerasTrainer):
         compiled = compiled_arguments(model, list(parts))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
         trainer = cls(encoder, heads, name=model.name)
-        trainer._state.origin = Origin(str(model.name), getattr(model, "optimizer", None))
+        trainer._state.origin = Origin(str(model.name), getattr(model, "optimizer", None), bool(model.run_eagerly))
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
@@ -330,7 +330,7 @@ class MultiHeadTrainer(KerasTrainer):
                 update is that of the whole batch. With a balancer other than `NormFloor`, each micro-batch runs forward
                 through the encoder once more, if it can be repeated: see "How an update is computed".
 
-            run_eagerly: As in Keras.
+            run_eagerly: As in Keras; by default as the model of `from_model`.
             steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from multihead._ground.layers import (
     nodes_in_order,
     outputs_of,
 )
-from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
+from multihead._ground.types import Config, Layer, Loss, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
 from multihead.heads._metric_names import copied_metric, log_name, metric_named
 from multihead.heads._reads import Reads
@@ -94,7 +95,7 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
         )
     structure = model.output
     flat = tf.nest.flatten(structure)
-    is_dict = isinstance(structure, Mapping) and len(structure) == len(flat)
+    is_dict = isinstance(structure, Mapping) and not _is_nested(structure)
     names = sorted(structure) if is_dict else list(_keys(flat))
     if len(flat) < 2:
         raise ValueError(
@@ -151,6 +152,9 @@ def _head(name: str, output: Nested, boundary: Mapping[str, Tensor]) -> tuple[La
     read = {id(tensor) for node in nodes for tensor in inputs_of(node)} or {id(output)}
     keys = [key for key, tensor in boundary.items() if id(tensor) in read]
     reads = None if len(boundary) == 1 else keys if len(keys) > 1 else keys[0]
+    # A key may have characters that the name of a module must not have.
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+    name = name if name[:1].isalnum() else f"head{name}"
     if not nodes:  # the output is part of the representation
         return keras.layers.Activation("linear", dtype=output.dtype, name=name), reads
     inputs = [keras.Input(batch_shape=tuple(boundary[key].shape), dtype=boundary[key].dtype) for key in keys]
@@ -179,8 +183,21 @@ def compiled_arguments(model: Layer, names: Sequence[str]) -> dict[str, Config]:
             arguments[name][argument] = [_unshared(spec, output, taken) for spec in specs]
             taken |= {log_name(metric) for metric in arguments[name][argument]}
         if loss is not None:
+            _check_mean(loss, name)
             arguments[name]["weight"] = 1.0 if weights[i] is None else _number(weights[i], name)
     return arguments
+
+
+def _check_mean(loss: Loss, name: str) -> None:
+    """Raises a `ValueError` for a loss of which Keras trains on the sum over the batch, in place of the mean."""
+    reduction = getattr(loss, "reduction", "auto") if isinstance(loss, keras.losses.Loss) else "auto"
+    reduction = str(getattr(reduction, "value", reduction)).lower()
+    if reduction in ("sum", "none"):
+        raise ValueError(
+            f"`model` must be compiled with losses that are means over the batch. Received: {loss.name!r} for {name!r} with "
+            f"reduction={reduction!r}, which Keras trains on the sum of. Leave `reduction` out, and to make the head count "
+            "for more, as the sum does, multiply its weight in `loss_weights` by the batch size."
+        )
 
 
 def _number(weight: float | Variable, name: str) -> float:
@@ -215,7 +232,8 @@ def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> lis
     if isinstance(value, Mapping):
         # As in Keras, the keys come first: one output's key may be the name of another's layer.
         for names in (_outputs_of(model), _keys(tf.nest.flatten(model.output))):
-            if set(value) <= set(names):
+            nested = [one for one in value.values() if isinstance(one, Mapping) and "class_name" not in one]
+            if set(value) <= set(names) and not nested:
                 return [value.get(name) for name in names]
     elif isinstance(value, (list, tuple)):
         if len(value) == count:
@@ -223,7 +241,7 @@ def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> lis
     elif for_all:
         return [value] * count
     remedy = f"Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
-    if any(isinstance(output, (Mapping, list, tuple)) for output in _values(model.output)):
+    if _is_nested(model.output):
         remedy = (
             "The outputs are nested: build `keras.Model(model.inputs, ...)` again with a dict that has no others in it, "
             f"which shares all layers, and pass `{argument}` by its keys."
@@ -234,9 +252,10 @@ def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> lis
     )
 
 
-def _values(structure: Nested) -> Iterable[Nested]:
-    """The values of a dict, or the elements of a list."""
-    return structure.values() if isinstance(structure, Mapping) else structure
+def _is_nested(structure: Nested) -> bool:
+    """Whether a value of a dict, or an element of a list, is itself a dict or a list."""
+    values = structure.values() if isinstance(structure, Mapping) else structure
+    return any(isinstance(value, (Mapping, list, tuple)) for value in values)
 
 
 def _metrics_of(model: Layer, argument: str, metrics: Any) -> list[list[MetricIdentifier]]:

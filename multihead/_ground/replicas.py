@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import no_autograph
 from multihead._ground.keras import KERAS_3, tensor_variable
-from multihead._ground.tensors import with_none
+from multihead._ground.tensors import where, with_none
 from multihead._ground.types import Layer, Nested, Tensor
 
 
@@ -53,6 +53,18 @@ def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Tenso
         strategy.extended.update(variable, no_autograph(lambda v, new: v.assign(new)), args=(value,), group=False)
     else:
         variable.assign(value, read_value=False)
+
+
+def assign_if(strategy: tf.distribute.Strategy, flag: tf.Tensor, variable: tf.Variable, value: Tensor) -> None:
+    """Assigns a value if a boolean scalar is true, on each replica to its own part, in the cross-replica context."""
+
+    def assigned(part: tf.Variable, new: Tensor, flag: tf.Tensor) -> None:
+        part.assign(where(flag, new, part.value()), read_value=False)
+
+    if tf.distribute.has_strategy():
+        strategy.extended.update(variable, no_autograph(assigned), args=(value, flag), group=False)
+    else:
+        assigned(variable, value, flag)
 
 
 def once(action: Callable[[], None]) -> None:

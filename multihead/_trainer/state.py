@@ -84,10 +84,11 @@ class Checked(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The Keras model that a trainer was made of by `from_model`: its name, and its optimizer if it was compiled."""
+    """The Keras model that a trainer was made of by `from_model`: its name, and what it was compiled with."""
 
     name: str
     optimizer: Optimizer | None
+    runs_eagerly: bool
 
 
 class TrainerState:

@@ -136,11 +136,19 @@ class UpdateSpec:
 
     @property
     def state(self) -> list[tf.Variable]:
-        """The variables that computing an update may change, and that are restored if the update is skipped."""
-        heads = (*self.network.heads, *self.network.measured)
-        of_metrics = metric_variables(metric for head in heads for metric in head.metrics or [])
+        """The variables that computing an update may change, and that are restored if the update is skipped.
+
+        Those of a head's metrics are restored only if its loss is not finite.
+        """
+        of_metrics = [variable for variables in self.metrics_by_head for variable in variables]
         variables = [*self._state_of_encoder, *of_metrics, *self.network.state]
         return list({id(variable): variable for variable in variables}.values())
+
+    @property
+    def metrics_by_head(self) -> list[list[tf.Variable]]:
+        """The variables of the heads' metrics, last those of the heads that are only measured."""
+        heads = [*([head] for head in self.network.heads), self.network.measured]
+        return [metric_variables(metric for head in part for metric in head.metrics or []) for part in heads]
 
     @property
     def _state_of_encoder(self) -> list[tf.Variable]:

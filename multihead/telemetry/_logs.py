@@ -185,8 +185,11 @@ class LogMetrics:
 
     @unchecked()
     def update(self, update: Update, applied: tf.Tensor) -> None:
-        """Adds one update, with this replica's sums, and whether it was applied."""
-        is_counted = applied & tf.math.is_finite(update.loss_sums)
+        """Adds one update, with this replica's sums, and whether it was applied.
+
+        As in Keras, finite losses count even if the gradients are not finite, as while mixed precision looks for its scale.
+        """
+        is_counted = ~update.broken.losses
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
         total, weighted = None, losses * update.losses.loss_weights.of_heads
         if self.spec.methods.weighting is not None:  # its total need not be a sum over heads
@@ -194,7 +197,9 @@ class LogMetrics:
         if update.added_loss is not None:  # those of training alone are not known before
             self.show_added()
         of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
-        is_usable = applied & tf.math.is_finite(tf.add_n(of_examples)) if of_examples else applied
+        is_usable = update.participation.any
+        if of_examples:
+            is_usable &= tf.math.is_finite(tf.add_n(of_examples))
         examples = where(is_usable, update.losses.loss_weights.examples, 0.0)
         added, total = (
             0.0 if loss is None else where(is_usable, loss * examples, 0.0) for loss in (update.added_loss, total)

@@ -308,6 +308,28 @@ def test_the_key_of_an_output_is_the_name_of_a_layer_before_another():
     assert [len(heads[name].metrics) for name in ("raw", "price", "aux")] == [0, 1, 0]
 
 
+@pytest.mark.parametrize("key", ["price (EUR)", "é", " ", "a-b", "_a"])
+def test_any_key_of_a_dict_is_the_name_of_a_head(key):
+    inputs, hidden = trunk()
+    model = keras.Model(inputs, {key: layers.Dense(1)(hidden), "b": hidden})
+    model.compile("sgd", {"b": "mse"})
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.add_head("c", layers.Dense(1), "mse")
+    trainer.compile()
+    logs = trainer.fit(normal(6), {name: trainer(normal(6))[name] for name in "bc"}, verbose=0).history
+    assert set(trainer.heads) == {key, "b", "c"} and {"b_loss", "c_loss"} <= set(logs)
+
+
+@pytest.mark.parametrize("eagerly", [None, False, True])
+def test_a_model_that_runs_eagerly_is_trained_eagerly_unless_said_otherwise(eagerly):
+    inputs, hidden = trunk()
+    model = keras.Model(inputs, {name: layers.Dense(1, name=name)(hidden) for name in "ab"})
+    model.compile("sgd", {"a": "mse", "b": "mae"}, run_eagerly=True)
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.compile(run_eagerly=eagerly)
+    assert trainer.run_eagerly is (eagerly is not False)
+
+
 def test_an_output_without_a_loss_is_predicted_and_not_trained():
     model = three_outputs()
     model.compile("sgd", loss=["mse", None, "mae"])
@@ -448,7 +470,17 @@ def weighed_by(make):
     return weighed
 
 
-NESTED = r"`model` must be compiled with `loss`.*'p', 'q', 'r'\. The outputs are nested: build `keras.Model\("
+def reduced_by(reduction):
+    def reduced():
+        model = three_outputs()
+        model.compile("sgd", loss=["mse", keras.losses.Huber(reduction=reduction), "mae"])
+        return model
+
+    return reduced
+
+
+BY_SUM = r"losses that are means over the batch\. Received: 'huber_loss' for 'b' with reduction='(none|sum)'.*`loss_weights`"
+NESTED = r"`model` must be compiled with `loss`.*'[pqr]', '[pqr]', '[pqr]'\. The outputs are nested: build `keras.Model\("
 VARIABLE = getattr(keras, "Variable", tf.Variable)
 BY_VARIABLE = r"numbers as `loss_weights`\. Received: <.*> for 'b'.*call `trainer.set_weight\('b', value\)` in a callback"
 ERRORS = [
@@ -459,6 +491,12 @@ ERRORS = [
     ),
     (nested_outputs(lambda p, q, r: [p, [q, r]], ["mse", ["mse", "mae"]]), None, NESTED),
     (nested_outputs(lambda p, q, r: {"p": p, "x": [q, r]}, {"p": "mse", "x": ["mse", "mae"]}), None, NESTED),
+    (
+        nested_outputs(lambda p, q, r: {"p": {"x": p}, "q": q, "r": r}, {"p": {"x": "mse"}, "q": "mae", "r": "mse"}),
+        None,
+        NESTED,
+    ),
+    *((reduced_by(reduction), None, BY_SUM) for reduction in ("none", "sum")),
     (weighed_by(lambda variable: {"b": variable}), None, BY_VARIABLE),
     (weighed_by(lambda variable: [1.0, variable, 0.5]), None, BY_VARIABLE),
     (weighed_by(lambda variable: {"a": 1.0, "b": tf.Variable(0.5)}), None, BY_VARIABLE),

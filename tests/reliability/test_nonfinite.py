@@ -162,6 +162,44 @@ def test_loss_scaling_lowers_its_scale_without_a_fault(mode):
     assert 0 < skipped < 12 and int(trainer.update_count) == 12 - skipped
 
 
+def test_losses_count_while_loss_scaling_lowers_its_scale_as_in_keras():
+
+    def fitted(is_keras):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((3,))
+        encoded = keras.layers.Dense(4, activation="tanh")(inputs)
+        model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(encoded) for name in "ab"})
+        optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.001), initial_scale=2.0**127)
+        model.compile(optimizer, loss={"a": "mse", "b": "mae"}, metrics={"b": ["mse"]})
+        trainer = model if is_keras else MultiHeadTrainer.from_model(model)
+        if not is_keras:
+            trainer.compile()
+        targets = {name: 100 * values for name, values in Y.items()}
+        logs = trainer.fit(X, targets, batch_size=8, epochs=5, shuffle=False, verbose=0).history
+        return logs, model.get_weights()
+
+    (logs, weights), (wanted, wanted_weights) = fitted(False), fitted(True)
+    assert logs["skipped_updates"][0] == 2
+    for name, values in wanted.items():
+        np.testing.assert_allclose(logs[name], values, rtol=1e-5, err_msg=name)
+    for own, value in zip(weights, wanted_weights):
+        np.testing.assert_allclose(own, value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_whose_loss_is_finite_is_measured_in_a_skipped_update_and_another_is_not():
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("a", keras.layers.Dense(1), "mse", metrics=["mae"])
+    trainer.add_head("b", keras.layers.Dense(1), loss, metrics=["mae"], couples_rows=False)
+    trainer.compile("sgd", max_skipped_updates=None)
+    wanted = trainer.evaluate(X, Y, verbose=0, return_dict=True)
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        logs = trainer.fit(X, {"a": Y["a"], "b": np.full_like(Y["b"], 99)}, batch_size=16, verbose=0).history
+    for name in ("a_loss", "a_mae"):
+        np.testing.assert_allclose(logs[name][0], wanted[name], rtol=1e-5)
+    assert np.isnan([logs["b_loss"], logs["b_mae"]]).all()
+
+
 @keras.saving.register_keras_serializable(package="tests")
 class Overflowing(keras.layers.Dense):
     """A layer whose gradient is infinite, and whose output is not."""
