@@ -89,13 +89,13 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
             record_finite(optimizer, True)
 
         def skip() -> None:
-            spoiled = tf.concat([broken.losses, [tf.reduce_any(broken.losses)]], axis=0) | ~trains_any
+            if measuring:
+                spoiled = tf.concat([broken.losses, [tf.reduce_any(broken.losses)]], axis=0) | ~trains_any
             for variable, value in zip(update.roll_back.variables, saved[0]):
-                head = measuring.get(id(variable))
-                if head is None:
+                if id(variable) in measuring:  # predictions were made, whether the gradients can be applied or not
+                    assign_if(strategy, spoiled[measuring[id(variable)]], variable, value)
+                else:
                     assign(strategy, variable, value)
-                else:  # its predictions were made, whether the gradients can be applied or not
-                    assign_if(strategy, spoiled[head], variable, value)
             if has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
             spec.running.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)
