@@ -16,7 +16,7 @@ from multihead._formats.export import chosen_heads, export_heads
 from multihead._formats.from_model import compiled_arguments, split_model
 from multihead._formats.to_keras import keras_model
 from multihead._ground.keras import check_one_step, validates_during_fit
-from multihead._ground.layers import check_initialized
+from multihead._ground.layers import check_initialized, compiled_with
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.types import (
     Callback,
@@ -134,9 +134,9 @@ class MultiHeadTrainer(KerasTrainer):
         `target_scaling`, it predicts scaled values; `to_keras` makes one that predicts in the targets' units.
 
         The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and `compile`
-        without an optimizer creates one with the options of the model's, its `exclude_from_weight_decay` included. Other
-        options of the model's `compile` are not taken over. An output without a loss, which is every output of
-        a model that is not compiled, is predicted and measured, but not trained.
+        without an optimizer creates one with the options of the model's, its `exclude_from_weight_decay` included. A
+        model that runs eagerly is trained eagerly. Other options of the model's `compile` are not taken over. An output
+        without a loss, which is every output of a model that is not compiled, is predicted and measured, but not trained.
 
         Args:
             model: The model.
@@ -162,7 +162,9 @@ class MultiHeadTrainer(KerasTrainer):
         compiled = compiled_arguments(model, list(parts))
         heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.items()}
         trainer = cls(encoder, heads, name=model.name)
-        trainer._state.origin = Origin(str(model.name), getattr(model, "optimizer", None), bool(model.run_eagerly))
+        trainer._state.origin = Origin(
+            str(model.name), getattr(model, "optimizer", None), bool(compiled_with(model).get("run_eagerly"))
+        )
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
@@ -348,7 +350,7 @@ class MultiHeadTrainer(KerasTrainer):
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
                 and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. The warning at
                 the end of an epoch, and the errors, name the head, the variable, the update and the batch. An update that a
-                `LossScaleOptimizer` skips to lower its loss scale does not count as a skipped update.
+                `LossScaleOptimizer` skips to lower its loss scale counts in `skipped_updates`, but causes neither.
             max_skipped_updates: Training ends with an error once this many updates in a row have been skipped because of an
                 infinite or NaN loss or gradient; None: never.
             check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range: once in

@@ -96,6 +96,12 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
     structure = model.output
     flat = tf.nest.flatten(structure)
     is_dict = isinstance(structure, Mapping) and not _is_nested(structure)
+    odd = [key for key in structure if not isinstance(key, str) or key in ("", ".") or "/" in key] if is_dict else []
+    if odd:
+        raise ValueError(
+            f"`model` must have keys of outputs that can be names of heads: strings, not empty or '.', without '/'. "
+            f"Received: {name} with the keys {odd}. Build `keras.Model(model.inputs, ...)` again with other keys."
+        )
     names = sorted(structure) if is_dict else list(_keys(flat))
     if len(flat) < 2:
         raise ValueError(
@@ -195,8 +201,8 @@ def _check_mean(loss: Loss, name: str) -> None:
     if reduction in ("sum", "none"):
         raise ValueError(
             f"`model` must be compiled with losses that are means over the batch. Received: {loss.name!r} for {name!r} with "
-            f"reduction={reduction!r}, which Keras trains on the sum of. Leave `reduction` out, and to make the head count "
-            "for more, as the sum does, multiply its weight in `loss_weights` by the batch size."
+            f"reduction={reduction!r}; Keras then trains on the sum. Leave `reduction` out; for a head that counts as much "
+            "as with the sum, multiply its weight in `loss_weights` by the number of losses in a batch."
         )
 
 
@@ -232,8 +238,7 @@ def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> lis
     if isinstance(value, Mapping):
         # As in Keras, the keys come first: one output's key may be the name of another's layer.
         for names in (_outputs_of(model), _keys(tf.nest.flatten(model.output))):
-            nested = [one for one in value.values() if isinstance(one, Mapping) and "class_name" not in one]
-            if set(value) <= set(names) and not nested:
+            if set(value) <= set(names) and not (_is_nested(model.output) and _holds_others(value, argument)):
                 return [value.get(name) for name in names]
     elif isinstance(value, (list, tuple)):
         if len(value) == count:
@@ -256,6 +261,12 @@ def _is_nested(structure: Nested) -> bool:
     """Whether a value of a dict, or an element of a list, is itself a dict or a list."""
     values = structure.values() if isinstance(structure, Mapping) else structure
     return any(isinstance(value, (Mapping, list, tuple)) for value in values)
+
+
+def _holds_others(values: Mapping[str, Any], argument: str) -> bool:
+    """Whether a dict of losses or metrics has a dict, or of losses a list, in place of one for an output."""
+    kinds = (Mapping,) if "metrics" in argument else (Mapping, list, tuple)
+    return any(isinstance(value, kinds) for value in values.values())
 
 
 def _metrics_of(model: Layer, argument: str, metrics: Any) -> list[list[MetricIdentifier]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
 from multihead._ground.calls import no_autograph
 from multihead._ground.keras import KERAS_3, tensor_variable
-from multihead._ground.tensors import where, with_none
+from multihead._ground.tensors import all_hold, is_finite, where, with_none
 from multihead._ground.types import Layer, Nested, Tensor
 
 
@@ -55,16 +55,26 @@ def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Tenso
         variable.assign(value, read_value=False)
 
 
-def assign_if(strategy: tf.distribute.Strategy, flag: tf.Tensor, variable: tf.Variable, value: Tensor) -> None:
-    """Assigns a value if a boolean scalar is true, on each replica to its own part, in the cross-replica context."""
+def restore_unless_finite(
+    strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable], values: Sequence[Tensor], flag: tf.Tensor
+) -> None:
+    """Assigns values to variables if a flag is true, or one of them is not finite, in the cross-replica context.
 
-    def assigned(part: tf.Variable, new: Tensor, flag: tf.Tensor) -> None:
-        part.assign(where(flag, new, part.value()), read_value=False)
+    Each replica does so for its own parts of the variables, which stay together.
+    """
 
+    def restore(first: tf.Variable, others: Sequence[tf.Variable], values: Sequence[Tensor], flag: tf.Tensor) -> tf.Tensor:
+        parts = [first, *others]
+        flag |= ~all_hold([is_finite(part.value()) for part in parts if part.dtype.is_floating])
+        for part, value in zip(parts, values):
+            part.assign(where(flag, value, part.value()), read_value=False)
+        return flag
+
+    first, *others = variables
     if tf.distribute.has_strategy():
-        strategy.extended.update(variable, no_autograph(assigned), args=(value, flag), group=False)
+        strategy.extended.update(first, no_autograph(restore), args=(others, list(values), flag), group=False)
     else:
-        assigned(variable, value, flag)
+        restore(first, others, values, flag)
 
 
 def once(action: Callable[[], None]) -> None:

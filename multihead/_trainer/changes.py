@@ -130,8 +130,8 @@ def begin_compile(
         optimizer = (
             "rmsprop" if state.origin is None or state.origin.optimizer is None else copied_optimizer(state.origin.optimizer)
         )
-    if requested.run_eagerly is None and state.origin is not None:
-        requested = replace(requested, run_eagerly=state.origin.runs_eagerly)
+    if requested.run_eagerly is None and state.origin is not None and state.origin.runs_eagerly:
+        requested = replace(requested, run_eagerly=requested.jit_compile is not True)
     trained = [head for head in heads if head.is_trained]
     optimizer, options = check_compile(optimizer, requested, trained, trainer.distribute_strategy)
     if heads != state.setup.heads:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from multihead._ground.calls import no_autograph
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
-from multihead._ground.replicas import all_reduce_sum, assign, assign_if, local
+from multihead._ground.replicas import all_reduce_sum, assign, local, restore_unless_finite
 from multihead._ground.tensors import all_hold, deduplicate, in_dtype, in_xla, is_finite, map_values, where
 from multihead._ground.types import Config, Gradient, Nested, Optimizer
 from multihead._method import Observation
@@ -63,7 +63,6 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     seen = (finite, trains_any, applies, update.step, update.broken, scale, batch)
 
     state = {id(variable): value for variable, value in zip(update.roll_back.variables, update.roll_back.values)}
-    measuring = {id(variable): k for k, variables in enumerate(spec.metrics_by_head) for variable in variables}
     in_doubt = [group for group in groups if group.trained is not None]
     kept = [(group.trained, group.state) for group in in_doubt] + network.state_at(spec.running.rates.steps, update.step)
     moves = [(flag, variable) for flag, variables in kept for variable in variables if id(variable) in state]
@@ -72,7 +71,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     def apply_or_skip(
         strategy: tf.distribute.Strategy, gradients: Nested, flags: Nested, seen: Nested, data: Nested, saved: Nested
     ) -> None:
-        """Applies the gradients if that is to be done; otherwise restores the saved values."""
+        """Applies the gradients if that is to be done; otherwise restores what computing the update has changed."""
         seen, flags = tf.nest.map_structure(lambda value: None if value is None else local(strategy, value), (seen, flags))
         finite, trains_any, applies, step, broken, scale, batch = seen
         trained, moving = flags
@@ -89,13 +88,16 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
             record_finite(optimizer, True)
 
         def skip() -> None:
-            if measuring:
-                spoiled = tf.concat([broken.losses, [tf.reduce_any(broken.losses)]], axis=0) | ~trains_any
-            for variable, value in zip(update.roll_back.variables, saved[0]):
-                if id(variable) in measuring:  # predictions were made, whether the gradients can be applied or not
-                    assign_if(strategy, spoiled[measuring[id(variable)]], variable, value)
-                else:
-                    assign(strategy, variable, value)
+            old = dict(zip(map(id, update.roll_back.variables), saved[0]))
+            for judges, variables in spec.measuring:  # predictions were made, whether gradients can be applied or not
+                variables = [variable for variable in variables if id(variable) in old]
+                if variables:
+                    spoiled = ~trains_any | tf.reduce_any(tf.gather(broken.losses, judges))
+                    values = [old.pop(id(variable)) for variable in variables]
+                    restore_unless_finite(strategy, variables, values, spoiled)
+            for variable in update.roll_back.variables:
+                if id(variable) in old:
+                    assign(strategy, variable, old[id(variable)])
             if has_loss_scaling(optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(optimizer, False))
             spec.running.faults.skipped(strategy, broken, trains_any, step, scale, data, batch)

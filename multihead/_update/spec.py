@@ -138,17 +138,27 @@ class UpdateSpec:
     def state(self) -> list[tf.Variable]:
         """The variables that computing an update may change, and that are restored if the update is skipped.
 
-        Those of a head's metrics are restored only if its loss is not finite.
+        Those of metrics are restored only if the head's loss, or one of their own values, is not finite.
         """
-        of_metrics = [variable for variables in self.metrics_by_head for variable in variables]
+        heads = (*self.network.heads, *self.network.measured)
+        of_metrics = metric_variables(metric for head in heads for metric in head.metrics or [])
         variables = [*self._state_of_encoder, *of_metrics, *self.network.state]
         return list({id(variable): variable for variable in variables}.values())
 
     @property
-    def metrics_by_head(self) -> list[list[tf.Variable]]:
-        """The variables of the heads' metrics, last those of the heads that are only measured."""
-        heads = [*([head] for head in self.network.heads), self.network.measured]
-        return [metric_variables(metric for head in part for metric in head.metrics or []) for part in heads]
+    def measuring(self) -> list[tuple[tuple[int, ...], list[tf.Variable]]]:
+        """The variables of the metrics of each head, and the positions of the heads whose losses judge them.
+
+        Those are all heads for a head that is only measured, and for the metrics that layers keep.
+        """
+        heads, every = self.network.heads, tuple(range(len(self.network.heads)))
+        parts = [((k,), head.metrics) for k, head in enumerate(heads)] + [
+            (every, head.metrics) for head in self.network.measured
+        ]
+        own = {id(metric) for _, metrics in parts for metric in metrics or []}
+        of_layers = [metric for metric in self.network.metrics_of_layers if id(metric) not in own]
+        by_part = [(judges, metric_variables(metrics or [])) for judges, metrics in [*parts, (every, of_layers)]]
+        return [(judges, variables) for judges, variables in by_part if variables]
 
     @property
     def _state_of_encoder(self) -> list[tf.Variable]:

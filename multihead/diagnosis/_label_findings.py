@@ -157,7 +157,7 @@ def raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
     factors, weighed = enlarged(diagnosis, spec), fitting_scalings(diagnosis, spec).keys() - suggested.keys()
-    usable = comparable(diagnosis)
+    usable, is_plain = comparable(diagnosis), spec.methods.balancer is None and spec.methods.weighting is None
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:
         head, labels, weight = diagnosis.heads[k], diagnosis.labels[k], plain(diagnosis.weights[k])
@@ -169,10 +169,10 @@ def raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                     f" The gradient of {head!r} is then {plain(factors[k])} times as large, as its loss stays the same: "
                     "beside other heads, pass the suggested balancer, too."
                 )
-            elif labels.spread > 1 and k in usable and len(usable) > 1:
+            elif labels.spread > 1 and k in usable and len(usable) > 1 and is_plain:
                 others = (
-                    f" In these units {head!r} outweighs the others, or will once its predictions are as large; scaled, it "
-                    "does not: if it matters most, raise its `weight`."
+                    f" In these units {head!r} can outweigh the others, if not at first then once its predictions are as "
+                    "large; scaled, it does not: if it matters most, raise its `weight`."
                 )
             if diagnosis.weights[k] != 1 and spec.methods.weighting is None:
                 others += (

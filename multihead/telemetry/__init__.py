@@ -12,15 +12,16 @@ where the heads are combined (representation or parameters), `a_k` the coefficie
   `{head}_update_cosine` that of `g_k` and `d`;
 - `{statistic}_average` is the exponential average over all updates so far, with a decay of 0.98 and without bias towards 0.
 
-Losses are means over all labelled elements of the epoch's updates so far, without skipped updates. Other statistics of a
-head are means over the updates that train it. All are of the gradient of a whole update: over all micro-batches, accumulated
-batches and replicas, and without loss scaling.
+Losses are means over all labelled elements of the epoch's updates so far, but for those of a head that are not finite; those
+of a skipped update count otherwise, as in Keras. Other statistics of a head are means over the updates that train it. All
+are of the gradient of a whole update: over all micro-batches, accumulated batches and replicas, and without loss scaling.
 
-A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
-with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
-`ReduceLROnPlateau`), and NaN never is. Only within an epoch, the total of batches without labels is 0, so that
-`TerminateOnNaN` goes on. In training, skipped updates count in no metric; in evaluation, a loss that is not
-finite shows as such. `skipped_updates` is logged even if it is 0: Keras's `CSVLogger` has the columns of the first epoch.
+A loss of nothing is NaN, not 0: over an epoch without a finite loss, or for a head without any label, together with that
+head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`, `ReduceLROnPlateau`),
+and NaN never is. Only within an epoch, the total of batches without labels is 0, so that `TerminateOnNaN` goes on. In
+training, a skipped update counts in the metrics of a head only if its loss and their values are finite; in evaluation,
+a loss that is not finite shows as such. `skipped_updates` is logged even if it is 0: Keras's `CSVLogger` has the columns of
+the first epoch.
 """
 
 from __future__ import annotations

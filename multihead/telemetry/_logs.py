@@ -197,7 +197,7 @@ class LogMetrics:
         if update.added_loss is not None:  # those of training alone are not known before
             self.show_added()
         of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
-        is_usable = update.participation.any
+        is_usable = update.participation.any & tf.reduce_all(is_counted)
         if of_examples:
             is_usable &= tf.math.is_finite(tf.add_n(of_examples))
         examples = where(is_usable, update.losses.loss_weights.examples, 0.0)

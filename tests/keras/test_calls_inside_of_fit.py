@@ -215,7 +215,7 @@ WITH_STATE = {
     **{name: ("balancer", lambda name=name: getattr(balancing, name)()) for name in ("MetaBalance", "NormFloor", "GradVac")},
     "Chain": ("balancer", lambda: balancing.Chain(balancing.NormFloor(), balancing.UPGrad())),
     "Uncertainty": ("weighting", weighting.Uncertainty),
-    "WhileConflicting": ("schedule", schedules.WhileConflicting),
+    "WhileConflicting": ("head_schedule", schedules.WhileConflicting),
 }
 
 
@@ -232,15 +232,15 @@ HEADS = {"more": lambda t: t.add_head("c", keras.layers.Dense(1), "mse"), "other
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_the_state_of_a_method_is_of_its_heads(name, heads):
     argument, make = WITH_STATE[name]
-    option, method = {"schedule": "head_schedule"}.get(argument, argument), make()
-    trainer = made(**{option: method})
+    method = make()
+    trainer = made(**{argument: method})
     trainer.compute_gradients((X, Y))
     HEADS[heads](trainer)
     with pytest.raises(
         ValueError, match=f"`{argument}` has state for the heads 'a', 'b'. Received: the heads 'a', '?.*Create"
     ):
-        trainer.compile("sgd", **{option: method})
-    trainer.compile("sgd", **{option: make()})
+        trainer.compile("sgd", **{argument: method})
+    trainer.compile("sgd", **{argument: make()})
 
 
 def test_the_loss_of_an_evaluation_can_be_compared_between_epochs():

@@ -309,7 +309,7 @@ def test_the_key_of_an_output_is_the_name_of_a_layer_before_another():
 
 
 @pytest.mark.parametrize("key", ["price (EUR)", "é", " ", "a-b", "_a"])
-def test_any_key_of_a_dict_is_the_name_of_a_head(key):
+def test_a_key_that_is_no_name_of_a_layer_is_the_name_of_a_head(key):
     inputs, hidden = trunk()
     model = keras.Model(inputs, {key: layers.Dense(1)(hidden), "b": hidden})
     model.compile("sgd", {"b": "mse"})
@@ -470,6 +470,19 @@ def weighed_by(make):
     return weighed
 
 
+def keyed_by(key):
+    def keyed():
+        inputs, hidden = trunk()
+        return keras.Model(
+            inputs, {key: layers.Dense(1)(hidden), "b" if isinstance(key, str) else 2: layers.Dense(1)(hidden)}
+        )
+
+    return keyed
+
+
+KEYS = ["a/b", "", "."]
+
+
 def reduced_by(reduction):
     def reduced():
         model = three_outputs()
@@ -496,6 +509,8 @@ ERRORS = [
         None,
         NESTED,
     ),
+    (nested_outputs(lambda p, q, r: {"p": [p], "q": q, "r": r}, {"p": ["mse"], "q": "mae", "r": "mse"}), None, NESTED),
+    *((keyed_by(key), None, r"keys of outputs that can be names of heads.* with the keys \[.*\]\. Build") for key in KEYS),
     *((reduced_by(reduction), None, BY_SUM) for reduction in ("none", "sum")),
     (weighed_by(lambda variable: {"b": variable}), None, BY_VARIABLE),
     (weighed_by(lambda variable: [1.0, variable, 0.5]), None, BY_VARIABLE),

@@ -110,6 +110,8 @@ def test_a_head_that_loses_its_lead_by_a_scaling_is_told():
     texts = {finding.heads[0]: finding for finding in trainer.diagnose(data).findings if finding.kind == "units"}
     assert "if it matters most, raise its `weight`" in texts["raw"]
     assert "raise its `weight`" not in texts["small"]
+    balanced, data = linear(targets, balancer="EqualNorms")
+    assert not [finding for finding in balanced.diagnose(data).findings if "raise its `weight`" in finding]
     alone, data = linear({"raw": targets["raw"]})
     (finding, *_) = alone.diagnose(data).findings
     assert finding.kind == "units" and "raise its `weight`" not in finding
