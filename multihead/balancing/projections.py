@@ -53,7 +53,8 @@ class UPGrad(PreferenceBalancer):
             return rows.coefficients(inside_of_two(rows, sizes + pull * tf.reverse(sizes, [0])))
 
         def projected() -> tf.Tensor:
-            return dual_cone(rows).inside(tf.linalg.matvec(projections(rows), sizes, transpose_a=True))
+            weights = projections(rows)
+            return dual_cone(rows, weights).inside(tf.linalg.matvec(weights, sizes, transpose_a=True))
 
         # Without conflict, rounding does not matter: the error of a product with the sum is at most `noise sum_k sizes_k`,
         # and the norm of the sum is at least the root of `sum_k sizes_k^2`.

@@ -106,6 +106,20 @@ def test_for_two_heads_a_solver_is_a_formula(name, most):
     assert len(found) <= most and not any(each.type in CONDITIONS for each in found)
 
 
+LOOPS = {"UPGrad": (460, 1), "CAGrad": (425, 1), "ConicGrad": (470, 1), "DualProj": (950, 3), "MGDA": (950, 3)}
+
+
+@pytest.mark.parametrize(("name", "most"), LOOPS.items())
+def test_a_solver_is_traced_no_more_often_than_written_here(name, most):
+    """Operations and loops for three heads, which a first `fit` waits for."""
+    balancer = getattr(balancing, name)()
+    balancer.build((3, None))
+    solve = tf.function(balancer.coefficients, autograph=False)
+    found = operations(solve.get_concrete_function(tf.TensorSpec([3, 3])))
+    loops = sum("While" in operation.type for operation in found)
+    assert 300 < len(found) <= most[0] and 0 < loops <= most[1]
+
+
 def test_what_no_log_shows_is_not_computed():
     norms, nothing = counted("plain"), counted("without statistics")
     assert nothing["statistics"] < norms["statistics"] and nothing["combine"] < norms["combine"]

@@ -98,12 +98,14 @@ class DualCone(NamedTuple):
         return inside(self.rows, fast_matvec(self.removal, weights), self.inner, (self.rows.active > 0) & ~self.opposed)
 
 
-def dual_cone(rows: UnitRows) -> DualCone:
-    """The dual cone of all rows.
+def dual_cone(rows: UnitRows, projected: tf.Tensor | None = None) -> DualCone:
+    """The dual cone of all rows; `projected` are their `projections`, if they are known, which tell all.
 
     If the shortest vector in the rows' convex hull has positive products with all of them, no row is opposed, and the vector
     leads into the cone. Otherwise the projections of all rows tell which are opposed.
     """
+    if projected is not None:
+        return DualCone(rows, *_with_opposed(rows, projected))
     lift = rows.active[:, None] * rows.active
     shortest = nonnegative_least_squares(rows.cosines + lift, -rows.active[None], rows.noise, rows.tolerance)[0]
     least = tf.reduce_min(where(rows.active > 0, fast_matvec(rows.cosines, shortest), tf.float64.max))
@@ -112,7 +114,7 @@ def dual_cone(rows: UnitRows) -> DualCone:
         return tf.zeros_like(rows.active, tf.bool), tf.eye(rows.num_heads, dtype=tf.float64), shortest / least
 
     is_open = least > 64 * rows.noise * tf.reduce_sum(shortest)
-    return DualCone(rows, *tf.cond(is_open, without_opposed, lambda: _with_opposed(rows)))
+    return DualCone(rows, *tf.cond(is_open, without_opposed, lambda: _with_opposed(rows, projections(rows))))
 
 
 def projections(rows: UnitRows) -> tf.Tensor:
@@ -121,10 +123,9 @@ def projections(rows: UnitRows) -> tf.Tensor:
     return tf.linalg.diag(rows.active) + lifts
 
 
-def _with_opposed(rows: UnitRows) -> tuple[tf.Tensor, ...]:
-    """`opposed`, `removal` and `inner` of `DualCone`."""
+def _with_opposed(rows: UnitRows, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """`opposed`, `removal` and `inner` of `DualCone`, from the `projections` of its rows."""
     # `|x|^2 = x . u_i` for the projection x of u_i; the right-hand side is more accurate.
-    weights = projections(rows)
     terms = weights * rows.cosines
     squares, error = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
     limit = rows.tolerance + error
