@@ -24,7 +24,9 @@ from multihead._ground.layers import (
 from multihead._ground.types import Config, Layer, Loss, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
 from multihead.heads._metric_names import copied_metric, log_name, metric_named
+from multihead.heads._named import can_name_a_head
 from multihead.heads._reads import Reads
+from multihead.losses._elements import reduction_of
 
 
 def split_model(
@@ -49,9 +51,8 @@ def split_model(
     nodes_before = {name: {id(node) for node in nodes_in_order([tensor])} for name, tensor in outputs.items()}
     if representation is None:
         in_encoder = {id(node) for node in nodes if sum(id(node) in ancestors for ancestors in nodes_before.values()) > 1}
-        if not _have_weights(
-            node for node in nodes if id(node) in in_encoder
-        ):  # outputs may still share layers, which are called on different inputs
+        if not _have_weights(node for node in nodes if id(node) in in_encoder):
+            # Outputs may still share layers, which are called on different inputs.
             in_encoder |= {id(node) for node in nodes_in_order(_of_shared_layers(nodes, nodes_before.values()))}
     else:
         in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
@@ -96,7 +97,7 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
     structure = model.output
     flat = tf.nest.flatten(structure)
     is_dict = isinstance(structure, Mapping) and not _is_nested(structure)
-    odd = [key for key in structure if not isinstance(key, str) or key in ("", ".") or "/" in key] if is_dict else []
+    odd = [key for key in structure if not can_name_a_head(key)] if is_dict else []
     if odd:
         raise ValueError(
             f"`model` must have keys of outputs that can be names of heads: strings, not empty or '.', without '/'. "
@@ -196,9 +197,7 @@ def compiled_arguments(model: Layer, names: Sequence[str]) -> dict[str, Config]:
 
 def _check_mean(loss: Loss, name: str) -> None:
     """Raises a `ValueError` for a loss of which Keras trains on the sum over the batch, in place of the mean."""
-    reduction = getattr(loss, "reduction", "auto") if isinstance(loss, keras.losses.Loss) else "auto"
-    reduction = str(getattr(reduction, "value", reduction)).lower()
-    if reduction in ("sum", "none"):
+    if isinstance(loss, keras.losses.Loss) and (reduction := reduction_of(loss)) in ("sum", "none"):
         raise ValueError(
             f"`model` must be compiled with losses that are means over the batch. Received: {loss.name!r} for {name!r} with "
             f"reduction={reduction!r}; Keras then trains on the sum. Leave `reduction` out; for a head that counts as much "

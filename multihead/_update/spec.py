@@ -151,14 +151,10 @@ class UpdateSpec:
 
         Those are all heads for a head that is only measured, and for the metrics that layers keep.
         """
-        heads, every = self.network.heads, tuple(range(len(self.network.heads)))
-        parts = [((k,), head.metrics) for k, head in enumerate(heads)] + [
-            (every, head.metrics) for head in self.network.measured
-        ]
-        own = {id(metric) for _, metrics in parts for metric in metrics or []}
-        of_layers = [metric for metric in self.network.metrics_of_layers if id(metric) not in own]
-        by_part = [(judges, metric_variables(metrics or [])) for judges, metrics in [*parts, (every, of_layers)]]
-        return [(judges, variables) for judges, variables in by_part if variables]
+        alone = [((k,), head.metrics or []) for k, head in enumerate(self.network.heads)]
+        every = tuple(range(len(alone)))
+        others = [*(head.metrics or [] for head in self.network.measured), self.network.metrics_of_layers]
+        return [(judges, metric_variables(metrics)) for judges, metrics in [*alone, *((every, part) for part in others)]]
 
     @property
     def _state_of_encoder(self) -> list[tf.Variable]:

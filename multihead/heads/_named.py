@@ -36,11 +36,16 @@ from multihead.scaling import TargetScaling
 Described = TypeVar("Described")
 
 
+def can_name_a_head(name: object) -> bool:
+    """Whether something is a string that means nothing else in file paths."""
+    return isinstance(name, str) and name not in ("", ".") and "/" not in name
+
+
 class NamedHead:
     """A head of a trainer: a `Head` with its name, the key of its targets and logs, and all that is derived from it once."""
 
     def __init__(self, name: str, value: Head) -> None:
-        if not isinstance(name, str) or name in ("", ".") or "/" in name:  # which mean something in file paths
+        if not can_name_a_head(name):
             raise ValueError(
                 f"`name` of a head must be a non-empty string without '/', and not '.'. Received: name={name!r}. "
                 "Pass, say, 'price'."

@@ -278,6 +278,11 @@ def _without_kept_axes(values: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     return values if kept == rank or keras_mask(values) is not None else tf.squeeze(values, list(range(kept, rank)))
 
 
+def reduction_of(loss: keras.losses.Loss) -> str:
+    """The name of a loss's reduction, `"none"` for None."""
+    return str(getattr(loss.reduction, "value", loss.reduction)).lower()
+
+
 def get(loss: Loss) -> ElementLoss:
     """The `ElementLoss` for anything that Keras accepts as a loss.
 
@@ -296,7 +301,7 @@ def get(loss: Loss) -> ElementLoss:
         loss = original = loss()
     if isinstance(loss, keras.losses.Loss):
         check_initialized("loss", loss)
-        reduction = str(getattr(loss.reduction, "value", loss.reduction)).lower()
+        reduction = reduction_of(loss)
         if reduction == "sum":
             raise ValueError(
                 "`loss` must leave its reduction to the trainer, which divides each sum by its count once per update. "

@@ -97,12 +97,17 @@ def test_a_step_has_no_more_operations_than_written_here(name):
 FORMULAS = {"UPGrad": 165, "DualProj": 160, "NashMTL": 160, "MGDA": 205}
 
 
+def of_solver(name, num_heads):
+    """The operations of a balancer's coefficients."""
+    balancer = getattr(balancing, name)()
+    balancer.build((num_heads, None))
+    solve = tf.function(balancer.coefficients, autograph=False)
+    return operations(solve.get_concrete_function(tf.TensorSpec([num_heads, num_heads])))
+
+
 @pytest.mark.parametrize(("name", "most"), FORMULAS.items())
 def test_for_two_heads_a_solver_is_a_formula(name, most):
-    balancer = getattr(balancing, name)()
-    balancer.build((2, None))
-    solve = tf.function(balancer.coefficients, autograph=False)
-    found = operations(solve.get_concrete_function(tf.TensorSpec([2, 2])))
+    found = of_solver(name, 2)
     assert len(found) <= most and not any(each.type in CONDITIONS for each in found)
 
 
@@ -112,10 +117,7 @@ LOOPS = {"UPGrad": (460, 1), "CAGrad": (425, 1), "ConicGrad": (470, 1), "DualPro
 @pytest.mark.parametrize(("name", "most"), LOOPS.items())
 def test_a_solver_is_traced_no_more_often_than_written_here(name, most):
     """Operations and loops for three heads, which a first `fit` waits for."""
-    balancer = getattr(balancing, name)()
-    balancer.build((3, None))
-    solve = tf.function(balancer.coefficients, autograph=False)
-    found = operations(solve.get_concrete_function(tf.TensorSpec([3, 3])))
+    found = of_solver(name, 3)
     loops = sum("While" in operation.type for operation in found)
     assert 300 < len(found) <= most[0] and 0 < loops <= most[1]
 

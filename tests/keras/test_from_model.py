@@ -473,9 +473,7 @@ def weighed_by(make):
 def keyed_by(key):
     def keyed():
         inputs, hidden = trunk()
-        return keras.Model(
-            inputs, {key: layers.Dense(1)(hidden), "b" if isinstance(key, str) else 2: layers.Dense(1)(hidden)}
-        )
+        return keras.Model(inputs, {key: layers.Dense(1)(hidden), "b": layers.Dense(1)(hidden)})
 
     return keyed
 

@@ -163,7 +163,6 @@ def test_loss_scaling_lowers_its_scale_without_a_fault(mode):
 
 
 def test_losses_count_while_loss_scaling_lowers_its_scale_as_in_keras():
-
     def fitted(is_keras):
         keras.utils.set_random_seed(3)
         inputs = keras.Input((3,))
