@@ -160,51 +160,62 @@ def follow_path(rows: UnitRows, products: tf.Tensor, bend: float, slope: float, 
     and depends on those before takes the place of one of them; if there is none to give way, the path ends.
     """
     size, inverses = rows.num_heads, inverse_norms(rows)
-    infinity = tf.constant(tf.float64.max, tf.float64)
+    infinity, none = tf.constant(tf.float64.max, tf.float64), tf.constant(-1, tf.int64)
     linear = tf.stack([products, -inverses], axis=1)  # the slopes at `t`, and what they change by with the level
     farthest = _FARTHEST / tf.reduce_min(where(inverses > 0, inverses, 1.0))
-    marks = tf.eye(size, size + 2, dtype=tf.bool)
+    marks, least = tf.eye(size, size + 2, dtype=tf.bool), tf.maximum(inverses, 1e-30)
 
     def left_at(weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """What has fallen to 0 at the point, the product with `t`, and the products with the rows."""
         pulled, along = fast_matvec(rows.cosines, weights), tf.reduce_sum(products * weights)
-        return (bend * along + 2.0 * slope) * along + start - weight * tf.reduce_sum(weights * pulled), along, pulled
+        left = start - weight * tf.reduce_sum(weights * pulled)
+        return (left + (bend * along + 2.0 * slope) * along if bend or slope else left), along, pulled
 
     def pivot(
-        tableau: tf.Tensor, passive: tf.Tensor, level: tf.Tensor, waiting: tf.Tensor, *_: tf.Tensor
+        tableau: tf.Tensor,
+        passive: tf.Tensor,
+        level: tf.Tensor,
+        rise: tf.Tensor,
+        chosen: tf.Tensor,
+        waiting: tf.Tensor,
+        _: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
+        """Exchanges the chosen row, and looks for the next one, `rise` above the level; `passive` is 1 for passive rows."""
+        level, mark = level + rise, tf.gather(marks, chosen)
+        row, column, in_row = tf.gather(tableau, chosen), tf.gather(tableau, chosen, axis=1), mark[:size]
+        others = where(in_row[:, None] | mark, 0.0, tableau)
+        tableau = others - where(in_row, 1.0, column)[:, None] * (where(mark, -1.0, row) / tf.gather(row, chosen))
+        passive = where(in_row, 1.0 - passive, passive)
+
         rates = tableau[:, size + 1]
-        values = tableau[:, size] + level * rates  # weights of passive rows, slopes of the others
-        errors = 1e-14 * (inverses + tf.reduce_sum(tf.abs(where(passive, rates, 0.0))))
-        falls = rates < -errors
-        lengths = where(falls, tf.maximum(values, 0.0) / where(falls, -rates, 1.0), infinity)
-        event = where(waiting < 0, tf.argmin(lengths), waiting)
-        rise = where(waiting < 0, tf.minimum(tf.gather(lengths, event), farthest - level), 0.0)
-        values += rise * rates
-        left, along, _ = left_at(where(passive, values, 0.0))
-        ends = (left <= 0) | (1.0 + bend * along <= 0) | (level + rise >= farthest)
+        values, falls = tableau[:, size] + level * rates, -rates  # weights of passive rows, slopes of the others
+        errors = 1e-14 * (least + tf.reduce_sum(passive * tf.abs(rates)))
+        lengths = where(falls > errors, tf.maximum(values, 0.0) / tf.maximum(falls, errors), infinity)
+        is_new = waiting < 0
+        event = where(is_new, tf.argmin(lengths), waiting)
+        rise = where(is_new, tf.minimum(tf.gather(lengths, event), farthest - level), 0.0)
+        values = tf.maximum(values + rise * rates, 0.0)
+        left, along, _ = left_at(passive * values)
+        ends = (left <= 0) | (level + rise >= farthest)
+        if bend:
+            ends |= bend * along <= -1
 
+        # A row that depends on the passive ones waits until one of them has left.
         diagonal, column = tf.linalg.diag_part(tableau), tf.gather(tableau, event, axis=1)
-        depends = ~tf.gather(passive | (diagonal > rows.tolerance), event) & (waiting < 0)
-        gives_way = passive & (column < 0) & (column**2 > rows.tolerance * tf.abs(diagonal))
-        other = tf.argmin(where(gives_way, tf.maximum(values, 0.0) / where(gives_way, -column, 1.0), infinity))
-        goes_on = ~(ends & (waiting < 0)) & (tf.gather(gives_way, other) | ~depends)
+        depends = is_new & (tf.gather(diagonal, event) <= rows.tolerance)
+        gains = -passive * column
+        gives_way = gains * tf.abs(gains) > rows.tolerance * tf.abs(diagonal)
+        other = tf.argmin(where(gives_way, values / where(gives_way, gains, 1.0), infinity))
+        goes_on = ~(is_new & ends) & (tf.gather(gives_way, other) | ~depends)
+        return tableau, passive, level, rise, where(depends, other, event), where(depends, event, none), goes_on
 
-        chosen = where(depends, other, event)
-        mark, row, column = tf.gather(marks, chosen), tf.gather(tableau, chosen), tf.gather(tableau, chosen, axis=1)
-        divisor = where(goes_on, tf.gather(row, chosen), 1.0)
-        others = where(mark[:size, None] | mark, 0.0, tableau)
-        exchanged = others - where(mark[:size], 1.0, column)[:, None] * (where(mark, -1.0, row) / divisor)
-        now = (exchanged, passive ^ mark[:size], level + rise, where(depends, event, -1))
-        both = zip(now, (tableau, passive, level, waiting), strict=True)
-        return *(where(goes_on, after, before) for after, before in both), rise, goes_on
-
-    first = tf.reduce_min(where(inverses > 0, products / where(inverses > 0, inverses, 1.0), infinity))
-    begin = (tf.concat([rows.cosines, linear], 1), tf.zeros_like(inverses, tf.bool), first, tf.constant(-1, tf.int64))
-    state = tf.while_loop(lambda *state: state[5], pivot, (*begin, 0.0 * first, True), maximum_iterations=8 * size + 8)
-    tableau, passive, level, _, rise, _ = state
+    starts = where(inverses > 0, products / where(inverses > 0, inverses, 1.0), infinity)
+    first, zero = tf.reduce_min(starts), tf.zeros([], tf.float64)
+    begin = (tf.concat([rows.cosines, linear], 1), 0.0 * inverses, first, zero, tf.argmin(starts), none, first < farthest)
+    state = tf.while_loop(lambda *state: state[-1], pivot, begin, maximum_iterations=8 * size + 8)
+    tableau, passive, level, rise, *_ = state
     # One refinement removes the rounding errors accumulated by the pivots.
-    chosen = tf.cast(passive, tf.float64)[:, None]
+    chosen = passive[:, None]
     weights = chosen * tableau[:, size:]
     slopes = chosen * (tf.matmul(rows.cosines, weights) + linear)
     fixed, more = tf.unstack(weights - chosen * tf.matmul(tableau[:, :size], slopes), axis=1)
