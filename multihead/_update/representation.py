@@ -70,7 +70,8 @@ def times(rows: Rows, factors: tf.Tensor | None) -> Rows:
     """Each head's gradients times its factor, `[num_heads]`; unchanged for None."""
     if factors is None:
         return rows
-    return [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(rows)]
+    by_head = zip(rows, tf.unstack(factors, len(rows)), strict=True)
+    return [[scaled(gradient, factor) for gradient in row] for row, factor in by_head]
 
 
 def total(rows: Rows) -> list[Gradient]:
