@@ -90,11 +90,11 @@ def picture(lines: Sequence[Line]) -> Any:
     """Draws a panel for the second head and one for the others of each data set: the curve over weights, and balancers."""
     from multihead._display.drawing import GREY, colour, new_figure, open_axis
 
-    figure, axes = new_figure("weights", len(lines), 2, (6.2, 2.3 * len(lines)))
+    figure, axes = new_figure("weights", len(lines), 2, (5.2, 1.9 * len(lines)))
     for row, line in zip(axes, lines):
         heads = list(line["directions"])
         others = [place for place in range(len(heads)) if place != 1]
-        of_others = heads[0] if len(others) == 1 else f"mean of {len(others)} others"
+        of_others = heads[0] if len(others) == 1 else f"{len(others)} others"
         changes = {variant: tables.changes(line, variant) for variant in (*WEIGHTS.values(), *BALANCERS)}
         for axis, name, places in zip(row, (second_head(line), of_others), ([1], others)):
             curve = np.array([changes[variant][places].mean(axis=0) for variant in WEIGHTS.values()])
@@ -106,8 +106,8 @@ def picture(lines: Sequence[Line]) -> Any:
                 axis.axhspan(values.min(), values.max(), color=colour(number), alpha=0.15, lw=0)
                 axis.axhline(values.mean(), color=colour(number), lw=2)
                 if axis is axes[0][1]:
-                    at = {"xytext": (6, -14 * number), "textcoords": "offset points", "fontsize": 9, "va": "center"}
-                    axis.annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
+                    at = {"xytext": (6, 8 + 14 * number), "textcoords": "offset points", "fontsize": 10}
+                    axis.annotate(variant, (0, 0), xycoords="axes fraction", color=colour(number), **at)
             axis.axvline(1.0, color=GREY, lw=0.8, ls=":")
             axis.set_xscale("log")
             axis.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])

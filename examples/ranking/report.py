@@ -163,7 +163,7 @@ class Board:
         ways, columns = list(self.predicted), min(2, len(measures))
         lines = -(-len(measures) // columns)
         height = 0.4 + lines * (0.9 + 0.3 * len(ways))
-        figure, axes = _style.new_figure(lines, columns, height, sharey=True, squeeze=False)
+        figure, axes = _style.new_figure(lines, columns, height, width=5.2, sharey=True, squeeze=False)
         for axis, measure in zip(axes.flat, measures):
             _draw(axis, measure, ways)
         for axis in axes.flat[len(measures) :]:

@@ -37,7 +37,7 @@ def draw_front(
 ) -> Figure:
     """Two heads have an axis each, more are side by side; `names` and `directions` are the metrics and their best ends."""
     detail, is_scatter = f"{split} data, {seeds} seed{'' if seeds == 1 else 's'}", len(names) == 2
-    figure, axes = new_figure("`plots.front`", 1, 1, (6, 5.4) if is_scatter else (max(6.0, 2.5 + 1.1 * len(names)), 5))
+    figure, axes = new_figure("`plots.front`", 1, 1, (5.4, 5.4) if is_scatter else (max(6.0, 2.5 + 1.1 * len(names)), 5))
     axis = axes[0, 0]
     rules = list(dict.fromkeys(point.base or point.name for point in points if point.role == "rule"))
     colours = {point.name: colour(rules.index(point.base or point.name)) for point in points if point.role == "rule"}
