@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer
 from multihead._ground.keras import KERAS_3
 from tests.helpers import tiny
+from tests.helpers.cases import pairwise
 
 pytestmark = [pytest.mark.usefixtures("eager_updates"), pytest.mark.first_cases(2)]  # the other cases are thorough
 
@@ -207,6 +208,82 @@ CASES = zip(OPTIONS, itertools.cycle(WAYS), ["kernel", "add_loss", "embedding", 
 def test_however_an_update_is_computed(option, way, kind):
     modules, given = way(KINDS[kind]), OPTIONS[option]
     check(trainer_of(*modules, **given), whole(*modules), batch_size=12 // given.get("gradient_accumulation_steps", 1))
+
+
+TOTALS = {
+    None: tf.reduce_sum,
+    "LogLoss": lambda losses: tf.reduce_sum(tf.math.log(losses)),
+    "GeometricMean": lambda losses: tf.sqrt(tf.reduce_prod(losses)),
+    "Uncertainty": lambda losses: tf.reduce_sum(losses) / 2,  # before its variables have changed
+}
+WEIGHTS = {"numbers": (0.5, 3.0), "a function": (lambda step: 3.0 / (1.0 + tf.cast(step, tf.float32)), 0.5)}
+BALANCED = {
+    "one batch": {},
+    "micro-batches": {"micro_batches": 2},
+    "accumulated": {"gradient_accumulation_steps": 3},
+    "balanced": {"balancer": "EqualNorms"},
+    "balanced micro-batches": {"balancer": "EqualNorms", "micro_batches": 3},
+    "balanced in a graph": {"balancer": "EqualNorms", "micro_batches": 2, "run_eagerly": False},
+    "balanced at the parameters": {"balancer": "EqualNorms", "balance_at": "parameters", "gradient_accumulation_steps": 2},
+}
+
+
+def by_hand(encoder, heads, weights, total, balance_at):
+    """A Keras model of the modules; its evaluated loss, its training loss and, after one step, its weights.
+
+    With `balance_at`, the gradients of the encoder's variables are brought to the mean of the heads' norms there.
+    """
+    inputs = keras.Input((6,))
+    hidden = encoder(inputs)
+    model = keras.Model(inputs, [hidden, *(module(hidden) for module in heads)])
+    variables = [tiny.tensor_variable(variable) for variable in model.trainable_variables]
+    of_encoder = [tiny.tensor_variable(variable) for variable in encoder.trainable_variables]
+    with tf.GradientTape(persistent=True) as tape:
+        hidden, *outputs = model(X, training=True)
+        means = [tf.reduce_mean((p - y) ** 2) for p, y in zip(outputs, Y.values())]
+        losses = [mean * (weight(0) if callable(weight) else weight) for mean, weight in zip(means, weights)]
+        loss, added = total(tf.stack(losses)), tf.add_n(model.losses)
+
+    def gradients(value, sources):
+        found = tape.gradient(value, sources, unconnected_gradients="zero")
+        return [np.asarray(tf.convert_to_tensor(gradient), "float64") for gradient in found]
+
+    factors = np.array([float(factor) for factor in tape.gradient(loss, losses)])
+    by_head, of_added = [gradients(value, variables) for value in losses], gradients(added, variables)
+    coefficients = np.ones(2)
+    if balance_at:
+        compared = [hidden] if balance_at == "representation" else of_encoder
+        squares = [sum((gradient**2).sum() for gradient in gradients(value, compared)) for value in losses]
+        norms = factors * np.sqrt(squares)
+        coefficients = norms.mean() / norms
+    after = {}
+    for i, variable in enumerate(variables):
+        balanced = coefficients if any(variable is other for other in of_encoder) else np.ones(2)
+        gradient = sum(factors[k] * balanced[k] * by_head[k][i] for k in range(2)) + of_added[i]
+        after[id(variable)] = np.asarray(variable) - 0.1 * gradient
+    values = [after.get(id(tiny.tensor_variable(v)), tiny.values([v])[0]) for v in model.variables]
+    evaluated = sum(mean * (1 if callable(weight) else weight) for mean, weight in zip(means, weights))
+    return model, (float(evaluated + added), float(loss + added), values)
+
+
+# What is first fills the rows that no pair fixes: the losses of calls, and weights that depend on losses.
+GRID = pairwise(
+    ["LogLoss", "GeometricMean", "Uncertainty", None],
+    ["add_loss", "nested", "kernel", "embedding"],
+    WAYS,
+    [*BALANCED],
+    [*WEIGHTS],
+)
+
+
+@pytest.mark.first_cases(8)
+@pytest.mark.parametrize(("weighting", "kind", "way", "option", "weight"), GRID)
+def test_no_weight_and_no_method_changes_them(weighting, kind, way, option, weight):
+    (encoder, *heads), options, weights = way(KINDS[kind]), BALANCED[option], WEIGHTS[weight]
+    balance_at = options.get("balance_at", "representation") if "balancer" in options else None
+    trainer = trainer_of(encoder, *heads, weights=weights, weighting=weighting, **options)
+    model, expected = by_hand(encoder, heads, weights, TOTALS[weighting], balance_at)
+    check(trainer, model, expected=expected, batch_size=12 // options.get("gradient_accumulation_steps", 1))
 
 
 @pytest.mark.first_cases(2)
