@@ -27,7 +27,8 @@ from multihead.heads._named import sum_of_losses
 class LossGradients(NamedTuple):
     """A loss of one head on a micro-batch, and its gradients, without loss scaling; None where there is none."""
 
-    # `sum_i s_i * loss_i`, a scalar; of losses that layers have added, times the micro-batch's factor
+    # A scalar: the loss summed over elements, `sum_i s_i * loss_i`; of losses that the module has added, their sum times the
+    # micro-batch's fraction of the update's examples
     value: tf.Tensor | None
     # One dense gradient per floating-point leaf of the representation; of complex numbers, pairs along another axis
     representation: list[tf.Tensor | None]
@@ -35,32 +36,30 @@ class LossGradients(NamedTuple):
     shared: list[Gradient]  # one per variable of the encoder that the head's module also contains
 
 
-Shared = Sequence[tuple[list[Gradient], list[Gradient]]]
-"""For each head, the gradients of its loss, and those of the losses that its module has added, by encoder variable."""
+ByLoss = Sequence[tuple[list[Gradient], list[Gradient]]]
+"""For each head, the gradients of its loss, and those of the losses that its module has added, one per variable."""
 
 HeadLosses = tuple[LossGradients, LossGradients]
-"""The loss of a head, times its factor, and the losses that its module has added."""
+"""The loss of a head, each element times its weight, and the losses that its module has added."""
 
 
 class Sums(NamedTuple):
     """The sums of micro-batches that do not depend on how the heads are combined."""
 
     losses: tf.Tensor  # `[num_heads]` loss sums, not divided by counts
-    added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's factor; None without any
-    own: list[list[Gradient]]  # for each head, the gradients of its loss with respect to its own variables
-    added_own: list[list[Gradient]]  # the same of the losses that its module has added
+    added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's fraction; None without any
+    own: ByLoss  # with respect to each head's own variables
     # `[num_heads]`: in how many micro-batches a gradient at the representation, unless it is measured there, or of a shared
     # variable is not finite
     broken: tf.Tensor
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
-        """The gradients of `network.variables.heads` over all replicas, with loss-dependent factors, or None."""
-        totals: list[Gradient] = [None] * len(network.variables.heads)
-        for k, positions in enumerate(network.own):
-            for i, head_loss, module_loss in zip(positions, self.own[k], self.added_own[k]):
-                head_loss = head_loss if factors is None else scaled(head_loss, factors[k])
-                totals[i] = added(totals[i], added(head_loss, module_loss))
-        return list(replicas.all_reduce_sum(totals))
+        """The gradients of the heads' variables, as in `network.variables.heads`, over all replicas.
+
+        `factors`, `[num_heads]`, are the loss-dependent ones; None if there are none.
+        """
+        nothing: list[Gradient] = [None] * len(network.variables.heads)
+        return list(replicas.all_reduce_sum(with_losses(nothing, network.own, self.own, factors)))
 
 
 class EncoderPass:
@@ -83,12 +82,12 @@ class EncoderPass:
         pairs = [(leaf, like_complex(gradient, leaf)) for leaf, gradient in leaves if gradient is not None]
         if with_added and self._added_loss is not None:
             pairs.append((self._added_loss, self._fraction_of_encoder()))
-        outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
-        gradients = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
+        outputs, upstream = [output for output, _ in pairs], [gradient for _, gradient in pairs]
+        gradients = self._gradients(self._tape, outputs, self._variables, upstream) if pairs and self._variables else {}
         return [gradients.get(id(tensor)) for tensor in self.network.encoder_tensors]
 
     def _fraction(self) -> tf.Tensor:
-        """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
+        """The micro-batch's fraction of the update's examples, which multiplies losses that count once per update."""
         return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), self._weights.examples.dtype), self._weights.examples)
 
     def _fraction_of_encoder(self) -> tf.Tensor:
@@ -97,14 +96,14 @@ class EncoderPass:
         return fraction if is_trained is None else where(is_trained, fraction, 0.0)
 
     def _gradients(
-        self, tape: tf.GradientTape, losses: Sequence[tf.Tensor], sources: Sequence[Tensor], factors: Sequence[tf.Tensor]
+        self, tape: tf.GradientTape, outputs: Sequence[tf.Tensor], sources: Sequence[Tensor], upstream: Sequence[tf.Tensor]
     ) -> dict[int, Gradient]:
-        """The gradients of losses times some factors by the identity of a source, with loss scaling in the backward pass."""
+        """Gradients by the identity of a source, from upstream gradients at outputs; loss scaling is undone at the end."""
         scale = self._weights.scale
         if scale is not None:
-            factors = [factor * tf.cast(scale, factor.dtype) for factor in factors]
-        cast = [tf.cast(factor, loss.dtype) for factor, loss in zip(factors, losses)]
-        gradients = tape.gradient(losses, sources, output_gradients=cast)
+            upstream = [gradient * tf.cast(scale, gradient.dtype) for gradient in upstream]
+        cast = [tf.cast(gradient, output.dtype) for gradient, output in zip(upstream, outputs)]
+        gradients = tape.gradient(outputs, sources, output_gradients=cast)
         if scale is not None:
             gradients = [scaled(gradient, 1.0 / scale) for gradient in gradients]
         return dict(zip(map(id, sources), gradients))
@@ -116,7 +115,7 @@ class HeadsPass(EncoderPass):
     def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, num_backward: int = 1) -> None:
         super().__init__(network, micro_batch.inputs, weights, num_backward=num_backward)
         measure(network.measured, self._representation.nest, micro_batch.measured)
-        self._factors = tf.unstack(weights.per_element)
+        self._element_weights = tf.unstack(weights.per_element)
         self._heads = [self._losses_of(k, labels) for k, labels in enumerate(micro_batch.labels)]
         self.at_representation: Rows = [head_loss.representation for head_loss, _ in self._heads]
         # One tensor per leaf of the representation, or None: of the losses that the heads' modules have added
@@ -133,8 +132,7 @@ class HeadsPass(EncoderPass):
         return Sums(
             losses=tf.stack([tf.cast(head_loss.value, dtype) for head_loss, _ in self._heads]),
             added_loss=sum_of([encoder_loss, *(module_loss.value for _, module_loss in self._heads)]),
-            own=[head_loss.own for head_loss, _ in self._heads],
-            added_own=[module_loss.own for _, module_loss in self._heads],
+            own=[(head_loss.own, module_loss.own) for head_loss, module_loss in self._heads],
             broken=tf.cast(tf.stack(broken), tf.float32),
         )
 
@@ -165,7 +163,7 @@ class HeadsPass(EncoderPass):
 
     def _computed_losses_of(self, k: int, labels: Labels) -> HeadLosses:
         """Forward and backward pass of head `k`, down to the representation; also updates its metrics."""
-        network, representation, factor = self.network, self._representation, self._factors[k]
+        network, representation, element_weight = self.network, self._representation, self._element_weights[k]
         head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
         sources = [*(representation.leaves if head.trains_encoder else []), *network.trained([*own, *shared])]
         with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
@@ -176,8 +174,8 @@ class HeadsPass(EncoderPass):
             losses, weights = head.losses(labels.targets, predictions, labels.weights)
             added_loss = loss_of_call(head.module)
 
-        def with_gradients(value: tf.Tensor, loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
-            by_source = self._gradients(tape, [loss], sources, [factor])
+        def with_gradients(value: tf.Tensor, loss: tf.Tensor, upstream: tf.Tensor) -> LossGradients:
+            by_source = self._gradients(tape, [loss], sources, [upstream])
             at_leaves = [by_source.get(id(leaf)) for leaf in representation.leaves]
             return LossGradients(
                 value=value,
@@ -187,10 +185,11 @@ class HeadsPass(EncoderPass):
             )
 
         # Elements without a label have a weight of 0, so that nothing of their loss counts.
-        head_loss = with_gradients(sum_of_losses(losses, weights), losses, tf.cast(factor, weights.dtype) * weights)
+        weighted = tf.cast(element_weight, weights.dtype) * weights
+        head_loss = with_gradients(sum_of_losses(losses, weights), losses, weighted)
         module_loss = tf.nest.map_structure(lambda _: None, head_loss)
         if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
-            fraction = where(factor > 0, self._fraction(), 0.0)
+            fraction = where(element_weight > 0, self._fraction(), 0.0)
             module_loss = with_gradients(tf.cast(added_loss, fraction.dtype) * fraction, added_loss, fraction)
         head.update_metrics(labels.in_units, predictions, labels.weights, read)
         reaches_encoder = any(gradient is not None for gradient in (*head_loss.representation, *shared))
@@ -198,15 +197,18 @@ class HeadsPass(EncoderPass):
             _refuse_or_warn(head.name, trains_own=any(gradient is not None for gradient in head_loss.own))
         return head_loss, module_loss
 
-    def backward(self, at_leaves: list[Gradient] | None = None, factors: tf.Tensor | None = None) -> list[Gradient]:
+    def backward(self, at_leaves: list[Gradient] | None = None, coefficients: tf.Tensor | None = None) -> list[Gradient]:
         """One gradient per encoder variable, in one backward pass: of all added losses and the heads' combined losses.
 
-        `at_leaves` is the combined gradient at the representation, one tensor per leaf or None; `factors`, `[num_heads]`,
-        are those of the heads' losses in it. Without both, only the added losses count.
+        `at_leaves` is the combined gradient at the representation, one tensor per leaf or None; without it, only the added
+        losses count. `coefficients`, `[num_heads]`, are those of the heads' gradients in it; None for 1.
         """
-        leaves = self.added_at_representation if at_leaves is None else total([at_leaves, self.added_at_representation])
-        gradients = self.through_encoder(leaves, with_added=True)
-        return with_shared(self.network, gradients, self.shared, factors)
+        leaves, shared = self.added_at_representation, self.shared
+        if at_leaves is None:
+            shared = [([None] * len(module_loss), module_loss) for _, module_loss in shared]
+        else:
+            leaves = total([at_leaves, leaves])
+        return with_losses(self.through_encoder(leaves, with_added=True), self.network.shared, shared, coefficients)
 
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
@@ -217,19 +219,23 @@ class HeadsPass(EncoderPass):
         return rows
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> ByLoss:
         """The heads' gradients of the encoder's variables that their modules also contain."""
         return [(head_loss.shared, module_loss.shared) for head_loss, module_loss in self._heads]
 
 
-def with_shared(network: Network, gradients: list[Gradient], shared: Shared, factors: tf.Tensor | None) -> list[Gradient]:
-    """The encoder's gradients with those that come from heads that use its variables, times the factors of their losses."""
+def with_losses(
+    gradients: list[Gradient], positions: Sequence[Sequence[int]], by_loss: ByLoss, coefficients: tf.Tensor | None
+) -> list[Gradient]:
+    """Gradients by variable, plus those of the heads' losses times `coefficients`, None for 1, and of added losses.
+
+    `positions` are, for each head, those of its variables among the gradients.
+    """
     sums = list(gradients)
-    for k, (head_gradients, module_gradients) in enumerate(shared):
-        for i, by_head, by_module in zip(network.shared[k], head_gradients, module_gradients):
-            if factors is not None:
-                sums[i] = added(sums[i], scaled(by_head, factors[k]))
-            sums[i] = added(sums[i], by_module)
+    for k, (head_gradients, module_gradients) in enumerate(by_loss):
+        for i, by_head, by_module in zip(positions[k], head_gradients, module_gradients):
+            by_head = by_head if coefficients is None else scaled(by_head, coefficients[k])
+            sums[i] = added(sums[i], added(by_head, by_module))
     return sums
 
 

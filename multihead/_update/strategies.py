@@ -71,7 +71,7 @@ class BackwardStrategy(ABC):
         num_heads, encoder = len(network.heads), shapes_of(network.encoder_tensors)
         vector, own = tf.constant([num_heads]), [shapes_of(network.own_tensors(k)) for k in range(num_heads)]
         added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._losses_of`
-        sums = Sums(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
+        sums = Sums(losses=vector, added_loss=added_loss, own=[(one, one) for one in own], broken=vector)
         products = None if self.measure is None else tf.constant([num_heads, num_heads])
         return sums, encoder, [encoder] * num_heads if has_rows else [], products
 
@@ -102,12 +102,12 @@ class CombinedFirst(BackwardStrategy):
 
     def _added(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
         known = None if self.balancer is None else self.balancer.known(weights.step, weights.participation.trains_encoder)
-        factors = None if known is None else where(weights.participation.trains_encoder, known[1], 0.0)
+        lagged = None if known is None else where(weights.participation.trains_encoder, known[1], 0.0)
 
         def one_micro_batch(micro_batch: MicroBatch) -> Nested:
             heads = HeadsPass(network, micro_batch, weights)
             rows, sums = heads.at_representation, heads.sums(is_measured=self.measure is not None)
-            encoder = heads.backward(total(times(rows, factors)), tf.ones([len(rows)]) if factors is None else factors)
+            encoder = heads.backward(total(times(rows, lagged)), lagged)
             return sums, encoder, [], self._measured(rows)
 
         shapes = self._shapes(network, has_rows=False)

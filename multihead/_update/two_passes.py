@@ -22,7 +22,7 @@ from multihead._ground.tensors import as_real, computed_if, in_xla
 from multihead._ground.types import Gradient, Nested
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
-from multihead._update.passes import EncoderPass, HeadsPass, Shared, shapes_of, with_shared
+from multihead._update.passes import ByLoss, EncoderPass, HeadsPass, shapes_of, with_losses
 from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, times, total
 from multihead._update.strategies import BackwardStrategy, CombinedFirst, Gathered, PassPerHead, coefficients_of, reduced
 from multihead._update.update import Combined, RollBack
@@ -70,7 +70,7 @@ class _Sums(NamedTuple):
 
     common: Nested  # the sums that do not depend on how the heads are combined
     encoder: list[Gradient]  # one per encoder variable, where coefficients are reused; None elsewhere
-    shared: Shared
+    shared: ByLoss  # with respect to the encoder's variables that the heads' modules also contain
     products: tf.Tensor | None  # inner products
 
 
@@ -107,7 +107,7 @@ class TwoPasses(BackwardStrategy):
 
         def second(repeated: MicroBatch) -> Nested:
             gradients: Nested = repeated.labels  # a `_Kept`
-            leaves = total([*times(gradients.heads, factors), gradients.added])
+            leaves = total([*times(gradients.heads, of_losses), gradients.added])
             return EncoderPass(network, repeated.inputs, weights).through_encoder(leaves, with_added=True)
 
         def again() -> list[Gradient]:
@@ -116,7 +116,7 @@ class TwoPasses(BackwardStrategy):
                 before.restore()
                 encoder = accumulate(second, MicroBatches(list(map(MicroBatch, inputs, kept)), 1), shapes)
                 after.restore()
-            return with_shared(network, encoder, sums.shared, factors)
+            return with_losses(encoder, network.shared, sums.shared, of_losses)
 
         parts = list(micro_batches)
         if tf.executing_eagerly():
@@ -126,7 +126,7 @@ class TwoPasses(BackwardStrategy):
         losses = Losses(weights, sums.common.losses)
         products = reduced(sums.products, losses.factors)
         coefficients = coefficients_of(self.balancer, losses, products)
-        factors = losses.times_factors(coefficients)
+        of_losses = losses.times_factors(coefficients)
         if reuse is None:
             encoder = again()
         else:
