@@ -18,7 +18,7 @@ from multihead._ground.types import Config, Optimizer, Tensor, Trainer
 from multihead._ground.validation import check_choice, check_head_names
 from multihead._trainer.options import CompileOptions, check_compile
 from multihead._trainer.state import Setup, TrainerState
-from multihead._trainer.steps import TrainFunction
+from multihead._trainer.step_functions import TrainFunction
 from multihead._update.scaling import scale_targets, warn_of_model, warn_of_trained_modules
 from multihead._update.spec import Idle
 from multihead.balancing._kinds import every

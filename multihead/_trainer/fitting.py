@@ -29,7 +29,7 @@ from multihead._trainer.building import build, check_trained, metrics_of_epoch, 
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.state import Checked, TrainerState
-from multihead._trainer.steps import StepFunction
+from multihead._trainer.step_functions import StepFunction
 from multihead._update.scaling import fit_scalings, unfitted_heads
 from multihead._update.spec import Idle, Plan
 from multihead.heads._directions import resolve_monitor_modes

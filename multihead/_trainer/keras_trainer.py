@@ -41,7 +41,7 @@ from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, u
 from multihead._trainer.changes import HeadWeights
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.state import TrainerState
-from multihead._trainer.steps import StepFunction, TrainFunction
+from multihead._trainer.step_functions import StepFunction, TrainFunction
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.pipeline import compute_update

@@ -25,7 +25,7 @@ class Labels(NamedTuple):
     targets: tf.Tensor  # the targets for the loss, without missing values
     weights: tf.Tensor  # the weight of each element, 0 if its label is missing
     unscaled: tf.Tensor | None = None  # the same targets in their own units, if the head has a scaling of targets
-    # One number for each row, whose sum is the count that the loss returns; None if it returns none
+    # For a loss that returns a count: one number per row, with this count as their sum; None for other losses
     counts: tf.Tensor | None = None
 
     @property
@@ -44,7 +44,7 @@ def read_labels(
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
-    `check` is as in `Head.mask_missing`; no target of a head in `fully_labelled` marks a missing label.
+    `check` is as in `targets_and_weights`; no target of a head in `fully_labelled` marks a missing label.
     """
 
     def mask_of(k: int, head: NamedHead, representation: Nested) -> tf.Tensor | None:

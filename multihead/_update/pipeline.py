@@ -28,7 +28,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None."""
     network, roll_back = spec.network, RollBack(spec.state)
 
-    # 1. Labels: which elements count, over all batches and replicas.
+    # 1. Labels: which elements have one, and how many there are in all batches and on all replicas. Of several batches, each
+    # calls the same function, which is traced once per shape.
     read = spec.labels if len(batches) == 1 or tf.executing_eagerly() else graph_function(spec.labels)
     labels = [read(batch) for batch in batches]
     local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels], spec.network.dtype)
@@ -82,7 +83,12 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 def _participation(
     spec: UpdateSpec, batches: Sequence[Batch], head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
 ) -> Participation:
-    """Who takes part: the heads with labels and a weight above 0 that are not idle, and whose turn it is."""
+    """Who takes part: the heads with labels and a weight above 0 that are not switched off, and whose turn it is.
+
+    The loop decides what is known of each head while the step is traced. `always`: every update that is applied trains it,
+    so that nothing of it needs to be restored. `conditional`: it is computed only if it takes part; others are computed
+    in any case, with a weight of 0 where they do not.
+    """
     able = tf.minimum(head_weights * tf.cast(spec.running.enabled, spec.network.dtype), counts) > 0
     active = able if spec.methods.schedule.always_all else spec.methods.schedule.among(able, step)
     idle, always, conditional = spec.running.plan.idle, list[bool](), list[bool]()

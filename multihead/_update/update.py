@@ -33,15 +33,15 @@ class RollBack:
 
 
 class Combined(NamedTuple):
-    """The combined encoder gradient, over all micro-batches and replicas."""
+    """The heads' encoder gradients combined into one, over all micro-batches and replicas, and what was measured for it."""
 
-    gradients: list[Gradient]  # one per encoder variable, or None
-    coefficients: tf.Tensor  # `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads
-    # `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are combined; possibly
-    # only the diagonal, or None
+    gradients: list[Gradient]  # the combined gradient and that of added losses, one per encoder variable
+    coefficients: tf.Tensor  # `[num_heads]`: those of the heads' weighted gradients in the combined one; 0 for idle heads
+    # `[num_heads, num_heads]` inner products of the heads' weighted gradients where they are combined, at the representation
+    # or the parameters; possibly only the diagonal; None if nothing is measured
     gramian: tf.Tensor | None
     at_representation: tf.Tensor | None  # the inner products at the representation; possibly only the diagonal, or None
-    # The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads' gradients times
+    # The squared norm of the combined gradient, where `gramian` is measured, if it is no sum of the heads' gradients times
     # their coefficients; otherwise None
     square: tf.Tensor | None = None
     is_measured: Flag = None  # whether `gramian` was computed; otherwise it is zero

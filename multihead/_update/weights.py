@@ -79,10 +79,11 @@ class LossWeights(NamedTuple):
 
 
 class Losses:
-    """The losses of an update over all replicas, from this replica's loss sums, `[num_heads]`, and what their weights are.
+    """The losses of an update over all replicas and their weights, from this replica's loss sums, `[num_heads]`.
 
     Attributes:
-        factors: `[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights.
+        factors: `[num_heads]`: the loss-dependent factors, by which the heads' gradients must still be multiplied; None if
+            the weighting does not depend on losses, so that the fixed factors are the weights.
         total: This replica's contribution to the total loss, without added losses.
         regularizer: The part of the total that does not depend on the losses, or None.
         weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.

@@ -25,7 +25,7 @@ from multihead.losses._known import aligned, sizes, spread, with_columns, with_i
 _VALUES_AT_ONCE = 2**20
 
 
-def mask_missing(
+def targets_and_weights(
     spec: LabelSpec,
     targets: tf.Tensor,
     sample_weight: tf.Tensor | None,
@@ -37,10 +37,12 @@ def mask_missing(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The targets, and weights of the shape of the loss's values; both are 0 where there is no label.
 
-    Labels are replaced before the loss is called, so that NaN, and marks that are no classes, reach no gradient. `mask` is
-    the Keras mask of the predictions. With `check`, labels that the loss does not accept and invalid weights raise an error;
-    XLA cannot raise errors: there, their weight becomes infinite, so that the update is skipped. With `fully_labelled`, no
-    target marks a missing label.
+    An element has a label unless its target marks a missing one, the Keras `mask` of the predictions leaves it out, or its
+    sample weight is 0. Its weight is the sample weight times that of its class. Other targets are replaced before the loss
+    is called, so that NaN, and marks that are no classes, reach no gradient.
+
+    With `check`, labels that the loss does not accept and invalid weights raise an error; XLA cannot raise errors: there,
+    their weight becomes infinite, so that the update is skipped. With `fully_labelled`, no target marks a missing label.
     """
     rank, dtype = check_specs(spec, targets, predictions), precision_of([predictions.dtype])
     labels = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
@@ -86,8 +88,8 @@ def missing(spec: LabelSpec, targets: tf.Tensor) -> tf.Tensor | None:
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Floating-point targets for an unknown loss: missing labels are replaced with a label of the same batch.
 
-    For the 0 of `mask_missing` the loss may be infinite, as `(p / y - 1)^2` is: even with a weight of 0, its gradient would
-    be NaN.
+    For the 0 of `targets_and_weights` the loss may be infinite, as `(p / y - 1)^2` is: even with a weight of 0, its gradient
+    would be NaN.
     """
     num_axes = weights.shape.rank
     inner = tf.shape(targets)[num_axes:]
@@ -110,7 +112,7 @@ def _copy(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """The weights of `mask_missing` divided by those of the classes, since metrics are not weighted by class."""
+    """The weights of `targets_and_weights` divided by those of the classes, since metrics are not weighted by class."""
     if spec.class_weight is None:
         return weights
     labels = aligned(targets, with_columns(predictions.shape), spec.loss.over)

@@ -19,7 +19,7 @@ from multihead.heads._label_rules import LabelSpec, check_specs
 from multihead.heads._labels import (
     check_class_weight,
     labelled_rows,
-    mask_missing,
+    targets_and_weights,
     with_same_sizes,
     with_valid_labels,
     without_class_weights,
@@ -220,8 +220,8 @@ class NamedHead:
     def mask_missing(
         self, targets: tf.Tensor, sample_weight: tf.Tensor | None, predictions: tf.TensorSpec, mask: Tensor, **options: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The targets, 0 where there is no label, and the weights of the elements; see `mask_missing` of labels."""
-        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, **options)
+        """The targets, 0 where there is no label, and the weights of the elements; see `targets_and_weights`."""
+        return targets_and_weights(self.label_spec, targets, sample_weight, predictions, mask, **options)
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The losses and weights of the elements, in at least float32; of the labelled rows, or one sum, for such a loss."""
