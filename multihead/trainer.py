@@ -337,9 +337,9 @@ class MultiHeadTrainer(KerasTrainer):
             jit_compile: As in Keras; None is Keras's default.
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
                 `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
-            balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
-                between. `NormFloor` takes those of the updates before, and measures at every `balance_every`-th update. The
-                updates in between make one pass through the encoder.
+            balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update, beginning with the
+                first (step 0), and reused in between. `NormFloor` takes those of the updates before, and measures at the
+                same steps. The updates in between make one pass through the encoder.
             encoder_weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the encoder's variables, in the
                 same forms.
             target_scaling: By head name, a `target_scaling` that replaces the one of `add_head`, as `diagnose` suggests it.

@@ -104,7 +104,7 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
 
 
 class Every(Balancer):
-    """Computes a balancer of inner products at every `steps`-th step, and reuses its coefficients in between.
+    """Computes a balancer of inner products at every `steps`-th step, from step 0, and reuses its coefficients in between.
 
     A head that is active but was idle at the last computation has no coefficient to reuse: the coefficients are then
     computed early. In between, the balancer is not computed at all. One that `lags` measures at every `steps`-th step.
