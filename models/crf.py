@@ -122,7 +122,8 @@ def log_likelihood(
 
     Args:
         logits: See `multihead.models.crf`, as for the other arguments.
-        tags: Integers `[batch, time]`; a negative number is an unknown tag. The tags of absent words are not read.
+        tags: Integers `[batch, time]`, below `num_tags`; a negative number is an unknown tag. The tags of absent words are
+            not read.
         transitions: Scores of neighboring tags.
         start: Scores of first tags.
         end: Scores of last tags.
@@ -130,12 +131,13 @@ def log_likelihood(
         allowed: The allowed sequences; the result for any other has about -1e9 for each forbidden transition.
 
     Returns:
-        Float `[batch]`; 0 for a sentence without words or known tags.
+        Float `[batch]`; 0 for a sentence without words or known tags, NaN for one with a tag of `num_tags` or more.
     """
     tags = tf.cast(tags, tf.int32)
     logits = next_tag_logits(logits, tags, transitions, start, end, mask=mask, allowed=allowed)
     is_known = tf.logical_and(_mask_of(mask, logits), tags >= 0)
-    chosen = tf.one_hot(tags, logits.shape[-1], on_value=True, off_value=False)
+    last = logits.shape[-1] - 1
+    chosen = tf.one_hot(tf.minimum(tags, last), last + 1, on_value=True, off_value=False)
     values = tf.reduce_sum(tf.where(chosen, logits, 0.0), axis=2)
     return tf.reduce_sum(tf.where(is_known, values, 0.0), axis=1)
 
@@ -158,7 +160,7 @@ def next_tag_logits(
 
     Args:
         logits: See `log_likelihood`, as for the other arguments.
-        tags: Integers `[batch, time]`; a negative number is an unknown tag.
+        tags: Integers `[batch, time]`, below `num_tags`; a negative number is an unknown tag.
         transitions: Scores of neighboring tags.
         start: Scores of first tags.
         end: Scores of last tags.
@@ -166,14 +168,18 @@ def next_tag_logits(
         allowed: The allowed sequences.
 
     Returns:
-        Float `[batch, time, num_tags]`; finite also at absent words, where the numbers mean nothing.
+        Float `[batch, time, num_tags]`; finite also at absent words, where the numbers mean nothing. NaN from a word on that
+        is present and has a tag of `num_tags` or more.
     """
     chain = _Chain.of(logits, transitions, start, end, mask, allowed)
-    tags = tf.transpose(tf.cast(tags, tf.int32))[:, :, tf.newaxis]
-    possible = tf.logical_or(tags < 0, tf.equal(tags, tf.range(chain.logits.shape[2])))
-    _, before = chain.run(possible)
+    size = chain.logits.shape[2]
+    tags = tf.pad(tf.transpose(tf.cast(tags, tf.int32)), [[0, 1], [0, 0]])[:, :, tf.newaxis]
+    _, before = chain.run(tf.logical_or(tags < 0, tf.equal(tags, tf.range(size))))
     after, _ = chain.reversed.run()
-    return tf.transpose(tf.nn.log_softmax(before + after[::-1]), [1, 0, 2])
+    wrong = tf.cumsum(tf.cast(tf.logical_and(chain.mask, tags >= size), tf.int32), axis=0) > 0
+    # A factor, so that the gradients are NaN, too.
+    found = tf.nn.log_softmax(before + after[::-1]) * tf.where(wrong, tf.constant(np.nan, before.dtype), 1.0)
+    return tf.transpose(found[:-1], [1, 0, 2])
 
 
 def marginals(
@@ -202,7 +208,7 @@ def marginals(
     _, before = chain.run()
     after, _ = chain.reversed.run()
     probabilities = tf.where(chain.mask, tf.nn.softmax(before + after[::-1]), 0.0)
-    return tf.transpose(probabilities, [1, 0, 2])
+    return tf.transpose(probabilities[:-1], [1, 0, 2])
 
 
 def decode(
@@ -244,18 +250,20 @@ def decode(
     scores, origins = tf.scan(step, (chain.logits, chain.mask, chain.is_first), (tf.zeros_like(chain.logits[0]), every))
     total = scores[-1] + chain.end
     last = tf.argmax(total, axis=1, output_type=tf.int32)
-    tags = tf.concat([tf.scan(step_back, origins[1:], last, reverse=True), [last]], axis=0)
+    tags = tf.scan(step_back, origins, last, reverse=True)[1:]  # each is that of the word before the step
     has_words = tf.reduce_any(chain.mask[:, :, 0], axis=0)
-    tags = tf.where(chain.mask[:, :, 0], tags, -1)
+    tags = tf.where(chain.mask[:-1, :, 0], tags, -1)
     return tf.transpose(tags), tf.where(has_words, tf.reduce_max(total, axis=1), 0.0)
 
 
 class _Chain(NamedTuple):
     """The scores of sentences, with time as the first axis, in the dtype of the computation.
 
+    An absent word is added at the end: a scan needs a step, also in sentences without words.
+
     Attributes:
-        logits: `[time, batch, num_tags]`.
-        mask: Which words are present, `[time, batch, 1]`.
+        logits: `[time + 1, batch, num_tags]`.
+        mask: Which words are present, `[time + 1, batch, 1]`.
         transitions: `[num_tags, num_tags]`.
         start: `[num_tags]`.
         end: `[num_tags]`.
@@ -297,7 +305,8 @@ class _Chain(NamedTuple):
                     )
             scores.append(score if may is None else score + tf.where(may, tf.zeros([], dtype), _FORBIDDEN))
         mask = _mask_of(mask, logits)[:, :, tf.newaxis]
-        return cls(*(tf.transpose(each, [1, 0, 2]) for each in (tf.cast(logits, dtype), mask)), *scores)
+        parts = (tf.pad(tf.transpose(each, [1, 0, 2]), [[0, 1], [0, 0], [0, 0]]) for each in (tf.cast(logits, dtype), mask))
+        return cls(*parts, *scores)
 
     @property
     def is_first(self) -> tf.Tensor:
@@ -313,11 +322,11 @@ class _Chain(NamedTuple):
         """Sums over the tags before each word.
 
         Args:
-            possible: Which tags the words may have, bool `[time, batch, num_tags]`; None for all.
+            possible: Which tags the words may have, bool `[time + 1, batch, num_tags]`; None for all.
 
         Returns:
-            Log weights of each word's tag, `[time, batch, num_tags]`, up to a constant for each word: with the word's own
-            logits and its possible tags, and without them.
+            Log weights of each word's tag, `[time + 1, batch, num_tags]`, up to a constant for each word: with its own
+            logits and possible tags, and without them.
         """
 
         def step(state: tuple[tf.Tensor, tf.Tensor], each: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -85,6 +85,70 @@ def test_all_results_equal_those_of_enumeration(mode, allowed, dtype):
         np.testing.assert_allclose(best[row], found[winner], atol=tolerance)
 
 
+@pytest.mark.mathematics
+@pytest.mark.parametrize("mode", ["eagerly", "graph", "export"])
+def test_sentences_of_any_time_equal_enumeration(mode, tmp_path):
+    """From no words at all, with sizes that a graph does not know."""
+    specs = [tf.TensorSpec([None, None, TAGS], tf.float64), tf.TensorSpec([None, None], tf.bool)]
+    specs.append(tf.TensorSpec([None, None], tf.int64))
+
+    def results(logits, mask, tags):
+        _, *scores = tensors()
+        likelihood = crf.log_likelihood(logits, tags, *scores, mask=mask)
+        return likelihood, crf.marginals(logits, *scores, mask=mask), *crf.decode(logits, *scores, mask=mask)
+
+    run = results if mode == "eagerly" else tf.function(results, input_signature=specs)
+    if mode == "export":
+        module = tf.Module()
+        module.run = run
+        tf.saved_model.save(module, str(tmp_path))
+        run = tf.saved_model.load(str(tmp_path)).run
+    for time in range(TIME + 1):
+        logits, mask, known = SCORES[0][:, :time], MASK[:, :time], PARTIAL[:, :time]
+        likelihood, marginals, tags, best = (each.numpy() for each in run(*map(tf.constant, (logits, mask, known))))
+        assert marginals.shape == (ROWS, time, TAGS) and tags.shape == (ROWS, time)
+        for row in range(ROWS):
+            places, found = sequences(row, mask, None)
+            total = log_sum(found.values())
+            agreeing = [score for each, score in found.items() if agrees(each, known[row, places])]
+            np.testing.assert_allclose(likelihood[row], log_sum(agreeing) - total, atol=1e-9)
+            expected = np.zeros([time, TAGS])
+            for each, score in found.items():
+                expected[places, list(each)] += np.exp(score - total)
+            np.testing.assert_allclose(marginals[row], expected, atol=1e-9)
+            winner, expected = max(found, key=found.get), np.full(time, -1)
+            expected[places] = winner
+            np.testing.assert_array_equal(tags[row], expected)
+            np.testing.assert_allclose(best[row], found[winner], atol=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [TAGS, 255])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tag_that_does_not_exist_has_no_likelihood(mode, wrong):
+    """At any present word, and at no absent one."""
+
+    def results(tags):
+        with tf.GradientTape() as tape:
+            tape.watch(scores)
+            likelihood = crf.log_likelihood(scores[0], tags, *scores[1:], mask=MASK)
+        return likelihood, crf.next_tag_logits(scores[0], tags, *scores[1:], mask=MASK), tape.gradient(likelihood, scores[0])
+
+    scores = tensors()
+    run = MODES[mode](results)
+    known = np.where(MASK, COMPLETE, 0)
+    right = [each.numpy() for each in run(tf.constant(known))]
+    for place in range(TIME):
+        tags = known.copy()
+        tags[:, place] = wrong
+        of_sentences, of_words, gradients = (each.numpy() for each in run(tf.constant(tags)))
+        is_wrong = MASK[:, place]
+        np.testing.assert_array_equal(np.isnan(of_sentences), is_wrong)
+        np.testing.assert_array_equal(np.isnan(of_words).all(axis=2), is_wrong[:, np.newaxis] & (np.arange(TIME) >= place))
+        assert np.isnan(gradients[is_wrong]).any(axis=(1, 2)).all()
+        for found, expected in zip((of_sentences, of_words, gradients), right):
+            np.testing.assert_array_equal(found[~is_wrong], expected[~is_wrong])
+
+
 @pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("mode", MODES)
