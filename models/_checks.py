@@ -107,17 +107,17 @@ def check_ids(argument: str, value: Any) -> tf.Tensor:
     return ids
 
 
-def check_tokens(value: Any, vocabulary_size: int) -> tf.Tensor:
-    """Returns an encoder's token ids `[batch, time]` as a tensor, which is not read if an id is out of range.
+def check_tokens(value: Any, vocabulary_size: int, argument: str = "tokens") -> tf.Tensor:
+    """Returns token ids `[batch, time]` as a tensor, which is not read if an id is out of range.
 
     Raises:
         ValueError: If `value` is not a matrix of integers, or an id is out of range; in a graph, when the graph runs.
     """
-    tokens = check_ids("tokens", value)
+    tokens = check_ids(argument, value)
     ids = tf.cast(tokens, tf.int64)
     wrong = tf.reduce_any(tf.logical_or(ids < 0, ids >= vocabulary_size), axis=1)
     rows = tf.reduce_sum(tf.cast(wrong, tf.int32))
-    rule = f"`tokens` must be ids from 0 to {vocabulary_size - 1}, below `vocabulary_size`. Received: "
+    rule = f"`{argument}` must be ids from 0 to {vocabulary_size - 1}, below `vocabulary_size`. Received: "
     remedy = " rows with another id. Correct `vocabulary_size`, or what makes the ids; padding has an id, too."
     if tf.executing_eagerly():
         if int(rows):

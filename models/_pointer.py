@@ -66,7 +66,8 @@ class Pointer(keras.layers.Layer):
         Outputs and embeddings are `[batch, source time, width]`, each of a width of its own.
         """
         keys = self.key_layer(tf.concat([tf.cast(values, tf.float32), tf.cast(embedded, tf.float32)], axis=-1))
-        return PointerMemory(keys, mask, tf.one_hot(ids, self.vocabulary_size, dtype=tf.float32))
+        exists = tf.logical_and(ids >= 0, ids < self.vocabulary_size)[:, :, tf.newaxis]  # XLA raises no errors for others
+        return PointerMemory(keys, mask, tf.where(exists, tf.one_hot(ids, self.vocabulary_size), float("nan")))
 
     def call(self, logits: tf.Tensor, vectors: tf.Tensor, memory: PointerMemory) -> tf.Tensor:
         """Log probabilities of generating or copying each id.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from . import _addons_loops, _native_loops
 from ._attention import KINDS, MemoryOrNone
 from ._cell import DecoderCell, DecoderState, FastStep
-from ._checks import check_choice, check_count, check_ids, check_probability, check_representation
+from ._checks import check_choice, check_count, check_ids, check_probability, check_representation, check_tokens
 from ._ids import AbstractDecoder
 from ._recurrent import CELLS, StateBridge, dropout_layer, hidden_of, state_list
 from ._search import Decoded, Search, SearchParts, padded, penalty, score_rows, shift_right
@@ -215,7 +215,8 @@ class Seq2SeqDecoder(AbstractDecoder):
             Logits, float32 `[batch, time, vocabulary_size]`.
 
         Raises:
-            ValueError: If the representation lacks an entry, the targets are not a matrix of integers, or no step is passed.
+            ValueError: If the representation lacks an entry or a copy id of it is out of range, the targets are not a matrix
+                of integers, or no step is passed.
         """
         self._check(representation)
         targets = check_ids("targets", targets)
@@ -353,6 +354,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         memory = self.attention_layer.prepare(representation["outputs"], representation["mask"])
         if self.copy_ids is not None:
             ids = representation["copy_ids"]
+            ids = check_tokens(tf.where(memory.mask, ids, tf.zeros_like(ids)), self.vocabulary_size, "copy_ids")
             pointer = self.pointer_layer.prepare(memory.values, memory.mask, ids, self.embedding(ids))
             memory = memory._replace(pointer=pointer)
         return memory, DecoderState(layers, vector)
@@ -399,13 +401,14 @@ class Seq2SeqDecoder(AbstractDecoder):
             float32 `[batch, time]`: the copied part of each id's probability, divided by all of it.
 
         Raises:
-            ValueError: If the decoder does not copy, or the representation lacks an entry.
+            ValueError: If the decoder does not copy, the representation lacks an entry, or an id is out of range.
         """
         if self.copy_ids is None:
             raise ValueError(
                 "`copied` needs a decoder that copies. Received: copy_ids=None. Build it with `copy_ids`, a number of ids."
             )
         memory, state = self._begin_decoding(representation)
+        ids = check_tokens(ids, self.vocabulary_size, "ids")
         vectors = self.run(self.shift_right(ids), memory, state)
         parts = self.pointer_layer.parts(self.output_layer(vectors), vectors, memory.pointer)
         generated, copied = (tf.gather(part, ids, axis=2, batch_dims=2) for part in parts)

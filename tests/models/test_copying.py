@@ -133,6 +133,28 @@ def test_scheduled_sampling():
     assert np.all(np.isfinite(decoder(representation, TARGETS, training=True)))
 
 
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY, 255])
+def test_ids_that_do_not_exist_are_refused_where_there_is_a_token(wrong):
+    encoder, decoder, representation = make(*KINDS[0])
+    expected = decoder(representation, TARGETS)
+
+    def logits(ids):
+        return decoder(encoder({"tokens": TOKENS, "copy_ids": ids}), TARGETS)
+
+    modes = {"eagerly": logits, "graph": tf.function(logits), "xla": tf.function(logits, jit_compile=True)}
+    at_padding, at_a_token = np.where(representation["mask"], COPY_IDS, wrong), COPY_IDS.copy()
+    at_a_token[0, 0] = wrong
+    for mode, run in modes.items():
+        np.testing.assert_allclose(run(tf.constant(at_padding)), expected, atol=1e-4)
+        if mode == "xla":  # which cannot raise errors
+            assert np.isnan(run(tf.constant(at_a_token))[0]).any(axis=1).all()
+            continue
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"`copy_ids` must be ids from 0 to 11"):
+            run(tf.constant(at_a_token))
+    with pytest.raises(ValueError, match=r"`ids` must be ids from 0 to 11"):
+        decoder.copied(representation, np.full([4, 2], wrong))
+
+
 def test_errors():
     with pytest.raises(ValueError, match=r"`copy_ids` needs `attention`.*attention=None"):
         Seq2SeqDecoder(9, 3, 4, attention=None, copy_ids=2)
