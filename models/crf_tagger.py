@@ -51,6 +51,8 @@ class CRFTagger(keras.layers.Layer):
         TensorShape([2, 7])
     """
 
+    has_impossible_labels = True  # tag 0
+
     def __init__(
         self, num_tags: int, *, allowed: Sequence[Any] | None = None, dropout: float = 0.0, name: str | None = None
     ) -> None:

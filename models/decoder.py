@@ -130,6 +130,11 @@ class Seq2SeqDecoder(AbstractDecoder):
             _addons_loops.check_installed()
         self._create_layers()
 
+    @property
+    def has_impossible_labels(self) -> bool:
+        """Whether some ids can be written only where the source has them."""
+        return bool(self.copy_ids)
+
     def _create_layers(self) -> None:
         policy = self.dtype_policy
         self.bridge = StateBridge(self.units, self.cell, self.num_layers, name="bridge", dtype=policy)

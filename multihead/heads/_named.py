@@ -56,6 +56,11 @@ class NamedHead:
         self.is_trained = value.loss is not None
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
         self.loss.couples_rows = value.couples_rows if self.is_trained else False
+        if self.loss.label_smoothing and getattr(value.module, "has_impossible_labels", False):
+            raise ValueError(
+                f"`loss` of head {name!r} must not smooth labels, since for its module, {type(value.module).__name__}, some "
+                f"are impossible (`has_impossible_labels`). Received: label_smoothing={self.loss.label_smoothing}. Pass 0."
+            )
         specs = (*value.metrics, *value.weighted_metrics)
         self.metric_specs = [metric_of(spec, name) if isinstance(spec, Mapping) else spec for spec in specs]
         self._num_unweighted = len(value.metrics)  # the metrics after these get sample weights

@@ -33,7 +33,8 @@ class SequenceCrossentropy(keras.losses.Loss):
 
     Args:
         padding_id: Targets of this id are padding, not tokens.
-        label_smoothing: `e`, at least 0 and below 1.
+        label_smoothing: `e`, at least 0 and below 1; 0 for a module with labels that are never possible, whose attribute
+            `has_impossible_labels` is true, such as `multihead.models.CRFTagger`.
 
     Targets are whole numbers of shape `[batch, time]`, predictions logits of shape `[batch, time, vocabulary]`; the
     values have shape `[batch, time]`.
@@ -118,6 +119,11 @@ class ElementLoss:
     def over(self) -> str | None:
         """What one value reads: `"elements"`, `"rows"` or `"classes"`; None if unknown."""
         return None if self.known is None else self.known.over
+
+    @property
+    def label_smoothing(self) -> float:
+        """The part of a label that `SequenceCrossentropy` spreads over all classes."""
+        return float(getattr(getattr(self._function, "__self__", None), "label_smoothing", 0.0))
 
     @property
     def is_undeclared(self) -> bool:

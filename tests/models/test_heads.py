@@ -8,7 +8,17 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, losses
-from multihead.models import Classifier, PriceClassifier, Regressor, Seq2SeqEncoder, TokenTagger
+from multihead.models import (
+    Classifier,
+    CRFTagger,
+    PriceClassifier,
+    Regressor,
+    Seq2SeqDecoder,
+    Seq2SeqEncoder,
+    TokenTagger,
+    TransformerDecoder,
+    TransformerEncoder,
+)
 from tests.helpers import tiny
 from tests.helpers.numpy_seq2seq import sigmoid, softmax, weights_of
 
@@ -132,3 +142,33 @@ def test_heads_are_trained_together_saved_and_loaded(tmp_path):
     again = loaded.predict(tokens, batch_size=ROWS, verbose=0)
     for name, answer in answers.items():
         np.testing.assert_allclose(again[name], answer, atol=1e-6)
+
+
+SMOOTHED = {
+    "tokens": (lambda: TokenTagger(TAGS), True),
+    "chain": (lambda: CRFTagger(TAGS), False),
+    "writer": (lambda: Seq2SeqDecoder(VOCABULARY, 3, 4), True),
+    "copies known words": (lambda: Seq2SeqDecoder(VOCABULARY, 3, 4, copy_ids=0), True),
+    "copies all words": (lambda: Seq2SeqDecoder(VOCABULARY, 3, 4, copy_ids=8), False),
+    "transformer": (lambda: TransformerDecoder(VOCABULARY, 4, 4, num_layers=1, num_heads=1), True),
+}
+
+
+@pytest.mark.parametrize("case", SMOOTHED)
+def test_labels_are_smoothed_only_where_each_is_possible(case):
+    create, is_possible = SMOOTHED[case]
+    forced, loss = case != "tokens", losses.SequenceCrossentropy(label_smoothing=0.1)
+    is_transformer = case == "transformer"
+    encoder = TransformerEncoder(9, 4, 4, num_layers=1, num_heads=1) if is_transformer else Seq2SeqEncoder(9, 3, 4)
+    tokens = np.array([[4, 5, 3]])
+    representation = encoder({"tokens": tokens, "copy_ids": tokens} if case.startswith("copies") else tokens)
+    logits = create()(representation, *([np.array([[1, 2, 3]])] if forced else []))
+    assert (tf.reduce_min(tf.nn.log_softmax(logits)) > -60) == is_possible
+    trainer = MultiHeadTrainer(encoder)
+    trainer.add_head("plain", create(), losses.SequenceCrossentropy(), teacher_forcing=forced)
+    for form in (loss, keras.losses.serialize(loss)):
+        if is_possible:
+            trainer.add_head(f"smoothed {type(form).__name__}", create(), form, teacher_forcing=forced)
+            continue
+        with pytest.raises(ValueError, match=r"`loss` of head 'x' must not smooth labels.*label_smoothing=0\.1\. Pass 0"):
+            trainer.add_head("x", create(), form, teacher_forcing=forced)
