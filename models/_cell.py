@@ -225,21 +225,16 @@ class DecoderCell:
         ids = tf.random.stateless_categorical(self.next_logits(vectors, memory), 1, of_ids, dtype=tf.int32)[:, 0]
         return tf.where(tf.random.stateless_uniform(tf.shape(ids), of_rows) < probability, ids, -1)
 
-    def logits(self, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
-        """Logits of all ids, float32 `[batch, time, vocabulary_size]`."""
-        return self._or_copied(self.output_layer(vectors), vectors, memory)
-
     def next_logits(self, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
-        """Logits of the next ids, float32 `[..., vocabulary_size]`: padding and the start id are excluded.
+        """Logits of the next ids, float32 `[..., vocabulary_size]`: those of training, without padding and the start id.
 
         The vectors are `[rows, units]`, with as many consecutive rows for each example, or `[batch, queries, units]`.
         """
-        logits, excluded = self.output_layer(vectors), excluded_ids(self)
-        logits = self._or_copied(logits + excluded[: logits.shape[-1]], vectors, memory)
-        return logits if self.pointer_layer is None else logits + excluded
+        return self.logits(vectors, memory) + excluded_ids(self)
 
-    def _or_copied(self, logits: tf.Tensor, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
-        """The logits of the ids that can be generated, with a pointer as log probabilities of generating or copying."""
+    def logits(self, vectors: tf.Tensor, memory: MemoryOrNone) -> tf.Tensor:
+        """Logits of all ids, with a pointer log probabilities, float32; shapes as in `next_logits`."""
+        logits = self.output_layer(vectors)
         if self.pointer_layer is None:
             return logits
         if logits.shape.rank == 3:

@@ -281,8 +281,9 @@ class Seq2SeqDecoder(AbstractDecoder):
     ) -> Decoded:
         """Sequences with lengths, scores and, on request, attention weights.
 
-        The score of a sequence is its log probability divided by `((5 + length) / 6) ** length_penalty`; the length
-        includes the end id. There is no coverage penalty: rank `num_best` sequences by their scores and attention weights.
+        The score of a sequence is its log probability, given that it has no padding and no start id, divided by
+        `((5 + length) / 6) ** length_penalty`; the length includes the end id. There is no coverage penalty: rank `num_best`
+        sequences by their scores and attention weights.
 
         Args:
             representation: What `Seq2SeqEncoder` returns.

@@ -103,10 +103,9 @@ class RowDecoder:
                 weights = softmax(np.tanh(keys + x @ self.attention[1]) @ self.attention[2])
             x = np.tanh(np.concatenate([x, weights @ self.outputs]) @ self.vector[0] + self.vector[1])
         logits = x @ self.output[0] + self.output[1]
-        logits[list(excluded)] = -np.inf
         if self.copy_ids is not None:
             logits = self.or_copied(logits, x)
-            logits[list(excluded)] = -np.inf
+        logits[list(excluded)] = -np.inf
         return logits, weights, (new_states, x)
 
     def or_copied(self, logits, vector):

@@ -67,6 +67,29 @@ def test_greedy_and_beam_search(kind, engine):
             np.testing.assert_allclose(total, wanted, atol=1e-3)
 
 
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("beam_width", [1, 3])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_score_is_what_the_loss_gives(kind, engine, beam_width):
+    """Given that there is no padding and no start id; without this condition where the model never writes them anyway."""
+    encoder, decoder, representation = make(*kind, engine=engine)
+    loss = losses.SequenceCrossentropy()
+    for is_trained in (False, True):
+        if is_trained:
+            kernel, bias = decoder.output_layer.get_weights()
+            bias[[0, 2]] = -100.0
+            decoder.output_layer.set_weights([kernel, bias])
+        result = decoder.decode(representation, beam_width=beam_width)
+        ids = result.ids[:, 0]
+        logits = decoder(representation, ids)
+        excluded = tf.reduce_sum(tf.gather(tf.nn.softmax(logits), [0, 2], axis=2), axis=2).numpy()
+        assert (np.max(excluded[:3]) < 1e-6) == is_trained  # the last row has no token: it copies padding
+        scores = -loss.call(ids, logits) - (0.0 if is_trained else np.log1p(-excluded))
+        is_written = np.arange(ids.shape[1]) < result.lengths.numpy()
+        np.testing.assert_allclose(np.sum(np.where(is_written, scores, 0.0), axis=1)[:3], result.scores[:3, 0], atol=1e-3)
+
+
 @pytest.mark.skipif(not _addons_loops.is_installed(), reason="needs TensorFlow Addons")
 def test_engines_sample_alike():
     _, addons, representation = make(*KINDS[0], engine="addons")
