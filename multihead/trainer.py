@@ -91,7 +91,8 @@ class MultiHeadTrainer(KerasTrainer):
 
     Args:
         encoder: A Keras layer or model, `inputs -> representation`. The representation is a tensor or any nest of tensors.
-            Heads receive its floating-point leaves detached, and integer and boolean leaves (masks, lengths) unchanged.
+            Heads receive its floating-point leaves detached, and integer and boolean leaves (masks, lengths) unchanged. Its
+            `call` may have an argument `step`, as that of a head's `module`.
         heads: The heads by name; more can be added by `add_head`.
         name: Name of the model.
 

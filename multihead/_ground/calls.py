@@ -278,11 +278,11 @@ class InMode(keras.layers.Layer):
     around it casts them.
     """
 
-    def __init__(self, module: Layer) -> None:
+    def __init__(self, module: Layer, **options: Tensor) -> None:
         # Keras casts variables to the dtype of the layer that is called, unless that is an integer.
         super().__init__(autocast=False, dtype="int32", name=getattr(module, "name", None))
         self.built = True
-        self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
+        self._module = [lambda *args: module(*args, **options)]  # a plain function in a list, which Keras does not track
         self._allow_non_tensor_positional_args = True
         self._convert_input_args = False
         self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
@@ -299,14 +299,25 @@ def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = Non
     """Calls a Keras layer or model, or any callable, in training or inference mode, with a step if it accepts one.
 
     Modules without an argument `training` get it for their sub-layers. Losses that an earlier call has added are cleared.
+
+    A `ValueError` if the step would be missing in evaluation and prediction, or if an input takes its place.
     """
     if not isinstance(module, keras.layers.Layer):
         return call_users(module, *args)
     module._clear_losses()
-    parameters = inspect.signature(module.call).parameters
+    signature = inspect.signature(module.call)
+    parameters, accepted = signature.parameters, signature.parameters.get("step")
+    if accepted is not None:
+        is_taken = accepted.kind is not accepted.KEYWORD_ONLY and list(parameters).index("step") < len(args)
+        if is_taken or accepted.default is accepted.empty:
+            raise ValueError(
+                "`step` of a module's `call` must come after its inputs and have a default, as evaluation has no step. "
+                f"Received: `call{signature}` of {type(module).__name__}. Write `step=None`, after the inputs."
+            )
+    options = {} if step is None or accepted is None else {"step": step}
     if "training" in parameters:
-        return module(*args, training=training, **({"step": step} if step is not None and "step" in parameters else {}))
-    return InMode(module)(args, training=training)
+        return module(*args, training=training, **options)
+    return InMode(module, **options)(args, training=training)
 
 
 @contextmanager

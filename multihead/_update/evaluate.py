@@ -80,7 +80,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
         with in_inference_mode(network.frozen_layers):
-            representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
+            representation = call_encoder(network.encoder, micro_batch.inputs, training=True, step=update.step)
             return tf.stack([loss_sum(k, labels, representation) for k, labels in enumerate(micro_batch.labels)])
 
     with tf.control_dependencies([applied, *before.values]):

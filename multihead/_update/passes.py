@@ -72,7 +72,7 @@ class EncoderPass:
         with tf.GradientTape(watch_accessed_variables=False, persistent=num_backward > 1) as self._tape:
             self._tape.watch(self._variables)
             with in_inference_mode(network.frozen_layers):
-                representation = call_encoder(network.encoder, inputs, training=True)
+                representation = call_encoder(network.encoder, inputs, training=True, step=weights.step)
             self._added_loss = loss_of_call(network.encoder)
         self._representation = DetachedRepresentation(representation)
 

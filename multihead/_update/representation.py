@@ -22,10 +22,10 @@ Measure = Callable[[Rows], tf.Tensor]
 """Computes the inner products of the heads' gradients, `[num_heads, num_heads]` float64, or only their diagonal."""
 
 
-def call_encoder(encoder: Layer, inputs: Nested, *, training: bool) -> Nested:
+def call_encoder(encoder: Layer, inputs: Nested, *, training: bool, step: tf.Tensor | None = None) -> Nested:
     """The representation of a nest of inputs; a `ValueError` if the encoder cannot take them."""
     try:
-        return call_module(encoder, inputs, training=training)
+        return call_module(encoder, inputs, training=training, step=step)
     except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
             f"`encoder` must take the inputs of the data. Received: {type(encoder).__name__}, and inputs "

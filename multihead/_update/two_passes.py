@@ -43,7 +43,8 @@ class Repeatable(NamedTuple):
 
         def forward(inputs: Nested) -> list[tf.Tensor]:
             with in_inference_mode(network.frozen_layers):
-                outputs = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True)).attached
+                step = tf.zeros([], tf.int64)  # any
+                outputs = DetachedRepresentation(call_encoder(network.encoder, inputs, training=True, step=step)).attached
             leaves[:] = map(as_real, outputs)
             return leaves
 

@@ -37,10 +37,10 @@ class Head:
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
             `module(representation, targets)` in training and evaluation and `module.generate(representation)` in prediction.
-            If its `call` has an argument `step`, the module receives there, in training, the number of updates applied so
-            far, an int64 scalar. With `teacher_forcing`, the module may have a method `scores(representation)`, which
-            returns a tensor of the shape of the output: metrics then compare the targets with this tensor instead of the
-            output.
+            If its `call` has an argument `step`, which must have a default, the module receives there, in training, the
+            number of updates applied so far, an int64 scalar. With `teacher_forcing`, the module may have a method
+            `scores(representation)`, which returns a tensor of the shape of the output: metrics then compare the targets
+            with this tensor instead of the output.
         loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
             `multihead.losses`. None: the head is not trained. Its output is predicted and exported; targets are optional,
             and metrics are computed if there are targets.

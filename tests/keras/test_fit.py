@@ -66,20 +66,46 @@ def test_a_module_that_reads_its_targets_sees_no_missing_label(eagerly):
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 
-class TimesStep(keras.layers.Dense):
-    """A dense layer whose result is multiplied by the number of updates plus one."""
+def times_step(signature, base=keras.layers.Dense):
+    """A layer or model whose result is multiplied by the number of updates plus one; its `call` has some signature."""
 
-    def call(self, inputs, training=None, step=None):
-        factor = tf.constant(1.0) if step is None else tf.cast(step + 1, tf.float32)
-        return super().call(inputs) * factor
+    def times(layer, inputs, step=None):
+        inner = layer.inner(inputs) if base is keras.Model else keras.layers.Dense.call(layer, inputs)
+        return inner * (1.0 if step is None else tf.cast(step + 1, tf.float32))
+
+    step = "step" if "step" in signature else "None"
+    call = eval(f"lambda self, {signature}: times(self, h, {step})", {"times": times})
+    made = type("TimesStep", (base,), {"call": call})
+    if base is not keras.Model:
+        return made(1, use_bias=False)
+    model = made()
+    model.inner = keras.layers.Dense(1, use_bias=False)
+    return model
 
 
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
-def test_the_step_is_the_number_of_updates(options):
-    trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", TimesStep(1, use_bias=False), "mae")
+AFTER_INPUTS = [f"{before}{mode}" for before in ("", "*, ") for mode in ("step=None", "training=None, step=None")]
+AFTER_INPUTS += ["step=None, training=None", "training=None, *, step=None", "step=None, **kwargs"]
+SIGNATURES = [("encoder", f"h, {rest}", {}) for rest in AFTER_INPUTS]
+SIGNATURES += [("head", f"h, {rest}", {}) for rest in AFTER_INPUTS]
+SIGNATURES += [("reads targets", f"h, y, {rest}", {}) for rest in AFTER_INPUTS]
+SIGNATURES += [
+    ("model", "h, step=None", {"run_eagerly": True}),
+    ("model", "h, training=None, step=None", {}),
+    ("head", "h, step=None", {"gradient_accumulation_steps": 2}),
+    ("encoder", "h, *, step=None", {"balancer": "UPGrad", "micro_batches": 2}),
+]
+
+
+@pytest.mark.first_cases(3)
+@pytest.mark.parametrize(("role", "signature", "options"), SIGNATURES, ids=str)
+def test_the_step_is_the_number_of_updates(role, signature, options):
+    layer = times_step(signature, keras.Model if role == "model" else keras.layers.Dense)
+    is_encoder, reads_targets = role == "encoder", role == "reads targets"
+    trainer = MultiHeadTrainer(layer if is_encoder else keras.layers.Dense(2))
+    head = keras.layers.Dense(1, use_bias=False) if is_encoder else layer
+    trainer.add_head("a", head, "mae", teacher_forcing=reads_targets)
     trainer.add_head("b", keras.layers.Dense(1), "mae")
-    trainer.compile(keras.optimizers.SGD(0.0), **options)
+    trainer.compile(keras.optimizers.SGD(0.0), **{"micro_batches": 2, **options})
     y = {"a": np.zeros(8), "b": np.zeros(8)}
     history = trainer.fit(
         X, y, batch_size=8 // options.get("gradient_accumulation_steps", 1), epochs=3, shuffle=False, verbose=0
@@ -88,6 +114,29 @@ def test_the_step_is_the_number_of_updates(options):
     np.testing.assert_allclose(found / found[0], [1, 2, 3], rtol=1e-5)
     # Evaluation and prediction have no step.
     np.testing.assert_allclose(trainer.evaluate(X, y, return_dict=True, verbose=0)["a_loss"], found[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("signature", ["h", "h, training=None", "h, **kwargs", "h, training=None, **kwargs"])
+def test_a_module_without_a_step_gets_none(signature):
+    """Not even one that takes any argument, which it may pass on to what takes no step."""
+    trainer = MultiHeadTrainer(times_step(signature))
+    trainer.add_head("a", times_step(signature), "mae")
+    trainer.compile(keras.optimizers.SGD(0.0), micro_batches=2)
+    losses = trainer.fit(X, np.zeros(8), epochs=2, shuffle=False, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses[1], losses[0])
+
+
+@pytest.mark.parametrize(
+    ("signature", "reads_targets"),
+    [("h, step", False), ("h, step, training=None", False), ("h, *, step", False), ("h, step=None", True)],
+)
+def test_a_step_that_evaluation_would_lack_is_refused(signature, reads_targets):
+    expected = r"`step` of a module's `call` must .* have a default.* Received: `call\(.*step.*\)` of TimesStep\. Write"
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", times_step(signature), "mae", teacher_forcing=reads_targets)
+    trainer.compile("sgd")
+    with pytest.raises(ValueError, match=expected):
+        trainer.train_on_batch(X, np.zeros(8))
 
 
 class Tokens(keras.layers.Layer):
