@@ -330,8 +330,9 @@ class MultiHeadTrainer(KerasTrainer):
                 one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
                 on to `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. With a balancer other than `NormFloor`, each micro-batch runs forward
-                through the encoder once more, if it can be repeated: see "How an update is computed".
+                update is that of the whole batch. All inputs must have a row for each example. With a balancer other than
+                `NormFloor`, each micro-batch runs forward through the encoder once more, if it can be repeated: see "How an
+                update is computed".
 
             run_eagerly: As in Keras; by default as the model of `from_model`.
             steps_per_execution: As in Keras; `"auto"` on Keras 2 only.

@@ -16,7 +16,7 @@ from multihead._ground.types import Nested
 from multihead._ground.validation import quoted
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas
-from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
+from multihead._update.micro_batches import MicroBatch, MicroBatches, plus, splittable
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
 from multihead._update.participation import Participation
 from multihead._update.spec import Idle, UpdateSpec
@@ -26,7 +26,8 @@ from multihead._update.weights import LossWeights, head_weights_at
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
     """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None."""
-    network, roll_back = spec.network, RollBack(spec.state)
+    network, roll_back, number = spec.network, RollBack(spec.state), spec.methods.num_micro_batches
+    batches = [splittable(batch, number) if number > 1 else batch for batch in batches]
 
     # 1. Labels: which elements have one, and how many there are in all batches and on all replicas. Of several batches, each
     # calls the same function, which is traced once per shape.
@@ -43,7 +44,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
     # gradients are combined, once; each head keeps its own variables' gradients.
     parts = [MicroBatch(batch.inputs, trained, measured) for batch, (trained, measured) in zip(batches, labels)]
-    micro_batches = MicroBatches(parts, spec.methods.num_micro_batches)
+    micro_batches = MicroBatches(parts, number)
     with _exchanges_explained(spec):
         sums, losses, combined = spec.methods.backward.gradients(network, micro_batches, weights)
     own = sums.of_heads(network, losses.factors)
