@@ -9,7 +9,7 @@ import tensorflow as tf
 from multihead._ground.calls import no_autograph
 from multihead._ground.keras import KERAS_3, tensor_variable
 from multihead._ground.tensors import all_hold, is_finite, where, with_none
-from multihead._ground.types import Layer, Nested, Tensor
+from multihead._ground.types import Function, Layer, Nested, Tensor
 
 
 def num_replicas() -> int:
@@ -49,10 +49,7 @@ def local(strategy: tf.distribute.Strategy, value: Tensor) -> tf.Tensor:
 
 def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Tensor) -> None:
     """Assigns a value to a variable on all replicas, in the cross-replica context."""
-    if tf.distribute.has_strategy():
-        strategy.extended.update(variable, no_autograph(lambda v, new: v.assign(new)), args=(value,), group=False)
-    else:
-        variable.assign(value, read_value=False)
+    _on_each_replica(strategy, lambda part, new: part.assign(new, read_value=False), variable, value)
 
 
 def restore_unless_finite(
@@ -63,18 +60,21 @@ def restore_unless_finite(
     Each replica does so for its own parts of the variables, which stay together.
     """
 
-    def restore(first: tf.Variable, others: Sequence[tf.Variable], values: Sequence[Tensor], flag: tf.Tensor) -> tf.Tensor:
+    def restore(first: tf.Variable, others: Sequence[tf.Variable], values: Sequence[Tensor], flag: tf.Tensor) -> None:
         parts = [first, *others]
         flag |= ~all_hold([is_finite(part.value()) for part in parts if part.dtype.is_floating])
         for part, value in zip(parts, values):
             part.assign(where(flag, value, part.value()), read_value=False)
-        return flag
 
-    first, *others = variables
+    _on_each_replica(strategy, restore, variables[0], list(variables[1:]), list(values), flag)
+
+
+def _on_each_replica(strategy: tf.distribute.Strategy, change: Function, variable: tf.Variable, *values: Nested) -> None:
+    """Calls a function with each replica's part of a variable and of values, in the cross-replica context."""
     if tf.distribute.has_strategy():
-        strategy.extended.update(first, no_autograph(restore), args=(others, list(values), flag), group=False)
+        strategy.extended.update(variable, no_autograph(change), args=values, group=False)
     else:
-        restore(first, others, values, flag)
+        change(variable, *values)
 
 
 def once(action: Callable[[], None]) -> None:

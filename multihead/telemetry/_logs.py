@@ -148,9 +148,8 @@ class LogMetrics:
         """Raises a `ValueError` if a metric that a layer keeps has the name of another value, which it would hide."""
         of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         taken = {*TOTALS, *of_heads, *(name for _, names in self._shown for name in names), *self.columns}
-        own = {id(self.sums), *(id(metric) for head in (*self.heads, *self.measured) for metric in head.metrics or [])}
-        for metric in self.spec.network.metrics_of_layers:
-            if id(metric) not in own and str(metric.name).removeprefix("val_") in taken:
+        for metric in self._layer_metrics:
+            if str(metric.name).removeprefix("val_") in taken:
                 raise ValueError(
                     "`name` of a metric that a layer keeps must tell its values apart in the logs. Received: "
                     f"{metric.name!r}, which stands for a value of the trainer. Rename the metric."
@@ -159,15 +158,24 @@ class LogMetrics:
     @property
     def all(self) -> list[Metric]:
         """All metrics, including those of the heads."""
-        own = [metric for head in (*self.heads, *self.measured) for metric in head.metrics or []]
-        return list({id(metric): metric for metric in (self.sums, *own, *self.spec.network.metrics_of_layers)}.values())
+        return list({id(metric): metric for metric in (self.sums, *self._head_metrics, *self._layer_metrics)}.values())
+
+    @property
+    def _head_metrics(self) -> list[Metric]:
+        """The metrics of the heads."""
+        return [metric for head in (*self.heads, *self.measured) for metric in head.metrics or []]
+
+    @property
+    def _layer_metrics(self) -> list[Metric]:
+        """The metrics that layers keep, without those of the heads."""
+        known = {id(self.sums), *map(id, self._head_metrics)}
+        return [metric for metric in self.spec.network.metrics_of_layers if id(metric) not in known]
 
     def _results_of_layers(self) -> dict[str, Tensor]:
         """The results of the metrics that layers keep, by their own names, as in Keras."""
-        own = {id(metric) for head in (*self.heads, *self.measured) for metric in head.metrics or []}
         results: dict[str, Tensor] = {}
-        for metric in self.spec.network.metrics_of_layers:
-            if id(metric) not in own and metric.variables:
+        for metric in self._layer_metrics:
+            if metric.variables:
                 result = metric.result()
                 results.update(result if isinstance(result, dict) else {metric.name: result})
         return results
