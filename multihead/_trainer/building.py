@@ -52,8 +52,8 @@ def unpacked(trainer: Trainer, state: TrainerState, data: Dataset) -> Batch:
 def build(trainer: Trainer, state: TrainerState, specs: Batch | None = None, examples: Data | Batch | None = None) -> None:
     """Creates the variables that batches need and that do not exist yet: of modules, metrics, methods, the optimizer.
 
-    Where sizes differ from those so far, they are open afterwards, if the modules can take them. `specs` are those of a
-    batch, with open batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
+    Sizes that differ from those of earlier batches become unknown, if the modules accept that. `specs` are those of a batch,
+    with unknown batch size; None: those of the batches so far. Modules that are not traced run on `examples`; None
     makes some of ones and zeros.
     """
     shapes = state.shapes
@@ -127,7 +127,7 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
 
 
 def check_switches(trainer: Trainer, state: TrainerState) -> None:
-    """As `check_trained`, where a layer or a variable was switched; before each update of a loop."""
+    """Calls `check_trained` if `trainable` of a layer or a variable has changed; before each update of a custom loop."""
     if state.built is not None and any(part.trainable != was for part, was in state.built.switches):
         check_trained(trainer, state)
 
@@ -225,7 +225,7 @@ def _backward(balancer: Balancer | None, options: CompileOptions, network: Netwo
 
 
 def metrics_of_epoch(trainer: Trainer, built: Built) -> RollBack:
-    """The state of the metrics and counts of an epoch, as it is now, which can be restored."""
+    """The current state of the metrics and counts of an epoch, to be restored later."""
     variables = [*metric_variables(trainer.metrics), *built.logs.counters, *built.spec.running.faults.state]
     copies = trainer.distribute_strategy.experimental_local_results
     return RollBack([copy for variable in variables for copy in copies(variable)])

@@ -1,4 +1,4 @@
-"""What users change of a trainer: its heads, their weights, which of them are idle, and the options of `compile`."""
+"""What users change in a trainer: its heads, their weights, which of them are idle, and the options of `compile`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _forget(trainer: Trainer, state: TrainerState) -> None:
 
 
 def set_weight(trainer: Trainer, state: TrainerState, name: str, value: float) -> None:
-    """Sets the weight of a head's loss, by a variable that is read by steps."""
+    """Sets the weight of a head's loss, in a variable that steps read."""
     check_choice("name", name, state.setup.names)
     if state.setup.head(name).has_weight_function:
         raise ValueError(

@@ -74,7 +74,7 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
 
 
 def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable]], step: tf.Tensor) -> Change:
-    """The update that pairs make after `step` updates: that of the pairs of `compute_gradients` among them, if it is one."""
+    """The update of pairs of gradient and variable after `step` updates; that of `compute_gradients` if they are its."""
     network, pairs = spec.network, list(grads_and_vars)
     by_variable = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
     known = [id(tensor_variable(variable)) for variable in network.variables.all]
@@ -90,7 +90,7 @@ def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable
     if update is not None:  # the gradients may have been changed since
         broken = update.broken._replace(heads=update.broken.heads | broken.heads, variables=broken.variables)
         return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
-    # Gradients of unknown origin train what one of them, of the same group of variables, is not zero for.
+    # Gradients of unknown origin train a group of variables if one of those in the group is not zero.
     groups = []
     for group in spec.groups:
         present = [gradients.all[i] for i in group.positions if gradients.all[i] is not None]

@@ -1,4 +1,4 @@
-"""`fit` and the evaluations: a call is read, built for, checked, resumed, grouped and run."""
+"""`fit` and evaluations, stage by stage: a call is read and checked, the trainer built, a run resumed, batches grouped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PreparedFit(NamedTuple):
 
 
 def prepared_fit(trainer: KerasTrainer, state: TrainerState, call: FitCall, run: SavedRun | None) -> PreparedFit:
-    """Reads and checks a call of `fit`, and builds for it; each stage makes a new value. Without a checkpoint, no `run`."""
+    """Reads and checks a call of `fit`, and builds for it; each stage makes a new value. `run`: None if none is saved."""
     data, validation = read_call(call, state.setup.all_names)
     absent = None if data.specs is None else state.setup.without_targets(data.specs)
     build(trainer, state, data.specs, data)
@@ -118,7 +118,7 @@ def _batched(
     batches = as_batches(data, call, size, argument, seed)
     if size == 1:
         return batches
-    ahead = 0 if run is not None and is_python else 1  # what Python draws, a run draws in time
+    ahead = 0 if run is not None and is_python else 1  # a run saves the state of what draws, so nothing is read ahead
     windows, steps = in_windows(batches.data.x, size, ahead, strategy, call.steps_per_epoch)
     return Source(batches.data._replace(x=windows), replace(batches.call, steps_per_epoch=steps))
 
@@ -244,7 +244,8 @@ def evaluating(trainer: KerasTrainer, state: TrainerState, *, validates: bool = 
     """A context of an evaluation, after which, while `fit` runs, the metrics of the epoch are as before.
 
     A callback may evaluate at any batch, with the current weights of heads. Training and evaluation share the metrics,
-    which an evaluation resets. With `validates`, `fit` evaluates, with the weights of its beginning.
+    which an evaluation resets. With `validates`, it is the validation of `fit`, with the weights from
+    its beginning.
     """
     built = state.built
     if state.phase is None or built is None:
@@ -285,7 +286,7 @@ def callbacks_of_fit(
 
 
 def with_progress_line(trainer: KerasTrainer, callbacks: Callbacks, verbose: int | str) -> Callbacks:
-    """Callbacks with a progress line that can be read; one of the user's own stays what it is."""
+    """Callbacks with a progress line of a few values, unless the user has passed one."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     listed = callbacks_of(callbacks)

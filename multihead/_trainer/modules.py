@@ -30,7 +30,7 @@ from multihead.heads._named import NamedHead
 
 @dataclass(frozen=True)
 class Shapes:
-    """What data have shown; it survives `compile`."""
+    """What is known from the data so far; `compile` keeps it."""
 
     specs: Batch | None = None  # of a batch, with open batch size; None before any data
     predictions: Mapping[str, Predictions] = field(default_factory=dict)  # what each built head predicts, by name
@@ -85,7 +85,7 @@ def trace_predictions(
     *,
     eagerly: bool,
 ) -> Shapes:
-    """Builds the encoder and the heads for a batch; the shapes that this shows.
+    """Builds the encoder and the heads for a batch; returns what that shows of their shapes.
 
     A head that reads its targets and has none in the batch is left out if it is `known` already.
     """
@@ -315,7 +315,7 @@ def read_by_loss(
     modules = (encoder, *(other.module for other in heads))
     owned = {key: variable for module in modules for variable in module_variables(module) for key in handles(variable)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
-    if hidden:  # variables of a frozen layer do not tell
+    if hidden:  # variables of a frozen layer are not to be trained, and may be read
         layers = [part for part in referenced([head.loss.original]) if isinstance(part, keras.layers.Layer)]
         frozen = [layer for layer in layers if layer.built and not layer.trainable]
         known = {key for layer in frozen for variable in module_variables(layer) for key in handles(variable)}

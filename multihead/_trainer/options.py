@@ -150,7 +150,7 @@ class CompileOptions:
 
 
 def only_own_options(method: Function) -> Function:
-    """The method `compile`, with an error in words for options that it does not have, such as those of Keras."""
+    """The method `compile`, with an error, which says what to do, for options that it does not have, such as Keras's."""
     known = list(inspect.signature(method).parameters)[1:]
     arguments_of_keras = list(inspect.signature(keras.Model.compile).parameters)[1:]
 

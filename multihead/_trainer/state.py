@@ -68,7 +68,7 @@ class Built:
 
 
 class Checked(NamedTuple):
-    """Data whose labels were checked as far as is possible before a step, and what steps can rely on."""
+    """Data whose labels were checked as far as possible before the first step, and the plan of the steps."""
 
     data: Data
     plan: Plan
@@ -84,7 +84,7 @@ class Checked(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The Keras model that a trainer was made of by `from_model`: its name, and what it was compiled with."""
+    """The Keras model from which `from_model` made a trainer: its name, and what it was compiled with."""
 
     name: str
     optimizer: Optimizer | None
@@ -150,7 +150,7 @@ class TrainerState:
             )
 
     def set_idle(self, heads: Sequence[str]) -> None:
-        """Makes some of the heads idle, and no others, by a variable that is read by steps."""
+        """Makes some of the heads idle, and no others, in a variable that steps read."""
         self.idle = tuple(heads)
         if self.built is not None:
             self.built.spec.running.enabled.assign([float(name not in heads) for name in self.setup.names])

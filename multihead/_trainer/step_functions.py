@@ -21,11 +21,14 @@ Step = Callable[[Iterator[Nested]], Logs]
 
 
 class StepFunction:
-    """A step of Keras: one function for each plan, made by `make`, which replaces an attribute; `plan` is that of now."""
+    """A step of Keras, with one traced function for each plan.
+
+    `make` is the method of Keras that makes one and sets it as the `attribute` of the trainer; `plan` is the current plan.
+    """
 
     period: int | None = None  # the number of the present period of training, where there are several
-    calls_left: float = 0  # before the number of updates must be read again
-    until_stop: float = 0  # the number of updates before one may say that training must stop
+    calls_left: float = 0  # the number of calls before the number of updates must be read again
+    until_stop: float = 0  # the number of updates before training may have to stop
 
     def __init__(self, trainer: Trainer, state: TrainerState, attribute: str, make: Function) -> None:
         self._trainer, self._state, self._attribute, self._make = trainer, state, attribute, make
@@ -52,7 +55,7 @@ class StepFunction:
             setattr(trainer, self._attribute, before)
         earlier, self._state.plan = self._state.plan, plan
         try:
-            with unchecked(in_functions=True):  # values of nothing are NaN
+            with unchecked(in_functions=True):  # means over nothing are NaN
                 logs = self._functions[plan](iterator)
             self.calls += 1
             return logs
@@ -86,7 +89,7 @@ class TrainFunction(StepFunction):
         """Finds the present period. To read the number of updates waits for the device, so that is done rarely."""
         self.calls_left -= 1
         spec = self._trainer.update_spec
-        if self.calls_left >= 0 or spec is None:  # a call that builds is followed by one that looks again
+        if self.calls_left >= 0 or spec is None:  # a trainer that is not built is looked at again in the next call
             return
         self.calls_left = math.inf
         if len(spec.running.periods) == 1:

@@ -118,7 +118,7 @@ _FEW = 2**16
 
 @contextmanager
 def _restored(strategy: tf.distribute.Strategy, groups: Sequence[tuple[tf.Tensor, Sequence[tf.Variable]]]) -> Iterator[None]:
-    """A context after which groups of variables that are not trained, as a boolean scalar says, are as before."""
+    """A context after which the groups of variables whose flag is false have their values from before it."""
     variables, flags = [variable for _, group in groups for variable in group], [flag for flag, group in groups if group]
     # To copy few variables costs less than a condition; XLA, whose branches must be alike, does without one, too.
     sizes = [variable.shape.num_elements() for variable in variables]

@@ -1,4 +1,4 @@
-"""Batches without training: losses and metrics, the losses after an update, and each head's gradients apart."""
+"""Batches without training: losses and metrics, the losses after an update, and each head's gradients."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Broken(NamedTuple):
 
     @classmethod
     def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:
-        """Of an update whose losses are not known."""
+        """The gradients that are not finite, of an update whose losses are not known."""
         flags = [tf.constant(True) if gradient is None else is_finite(gradient) for gradient in gradients.all]
         variables = ~tf.stack(flags) if flags else tf.zeros([0], tf.bool)
         first = len(network.variables.encoder)
@@ -44,7 +44,7 @@ class Broken(NamedTuple):
     def with_losses(
         self, active: tf.Tensor, loss_sums: tf.Tensor, at_representation: tf.Tensor, norms: tf.Tensor | None
     ) -> Broken:
-        """The same of an update with `[num_heads]` loss sums of this replica.
+        """The same for an update with `[num_heads]` loss sums of this replica.
 
         `at_representation` is above 0 where a gradient there is not finite, other than those that have `norms`.
         """
@@ -149,12 +149,12 @@ class Faults:
         )
 
     def counted(self) -> tuple[int, int, bool]:
-        """In the epoch so far: how many updates were skipped, how many more for loss scaling, and if any was not finite."""
+        """In the epoch so far: the updates skipped, without and for loss scaling, and whether any was not finite."""
         skipped, overflows, faults = _now(self.numbers_of_epoch)
         return skipped - overflows, overflows, faults > 0
 
     def described(self) -> tuple[str, str, str]:
-        """Of the last fault: the most likely cause, where it showed, and what to do."""
+        """The last fault as text: the most likely cause, where it showed, and what to do."""
         (_, step, batch, data), flags = _now(self.numbers), _now(self.flags)
         heads = [name for name, flag in zip(self._heads, flags) if flag]
         names = [name for name, flag in zip(self._variables, flags[len(self._heads) :]) if flag]

@@ -166,10 +166,9 @@ class Network:
 
     @property
     def frozen_layers(self) -> list[Layer]:
-        """The layers that would change variables of their own that are frozen, as batch normalization does.
+        """The frozen layers whose forward pass would change variables of their own, as batch normalization does.
 
-        These have nothing to train because they, or the whole module, are frozen, or assign to a variable that is frozen, as
-        spectral normalization does.
+        A layer is frozen if all that it trains is, or if it assigns to a frozen variable, as spectral normalization does.
         """
         return [layer for layer, learns, trains in self._learning_layers if self._is_frozen(learns, trains, self.frozen)]
 
@@ -252,7 +251,7 @@ def loss_of_call(module: Layer) -> tf.Tensor | None:
 
 
 def loss_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor | None = None) -> tf.Tensor | None:
-    """The sum of the losses of weights; None without any.
+    """The sum of the losses of weights, such as regularizers; None without any.
 
     Those of heads alone count if one of them is active, the encoder's if it takes part: `encoder`, or None if it does.
     """

@@ -39,7 +39,7 @@ class Participation(NamedTuple):
     def of(
         cls, groups: Sequence[Group], active: tf.Tensor, *, always: Sequence[bool], conditional: Sequence[bool]
     ) -> Participation:
-        """That of an update which trains the active heads, `[num_heads]`.
+        """The participation in an update that trains the `active` heads, `[num_heads]`.
 
         `always` is, for each head, whether it is known that every update that is applied trains it; `conditional`, whether
         it is not computed while it is idle.

@@ -63,7 +63,7 @@ class Sums(NamedTuple):
 
 
 class EncoderPass:
-    """The forward pass of a micro-batch through the encoder, and so many backward passes."""
+    """The forward pass of a micro-batch through the encoder, and `num_backward` backward passes."""
 
     def __init__(self, network: Network, inputs: Nested, weights: LossWeights, *, num_backward: int = 1) -> None:
         self.network, self._inputs, self._weights = network, inputs, weights

@@ -71,7 +71,7 @@ class Methods:
 
 @dataclass(frozen=True)
 class Running:
-    """What a running trainer has beside its network: variables of training, and what holds for the steps of now."""
+    """What a trainer has besides its network and methods: variables of training, and what holds for the current steps."""
 
     slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots of each of the network's variables
     enabled: tf.Variable  # `[num_heads]`: 0 for each head that `set_idle` has made idle, 1 for the others

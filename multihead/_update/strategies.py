@@ -1,4 +1,4 @@
-"""The ways of the heads' gradients through the encoder. The trainer chooses one when it is built.
+"""Strategies for the heads' gradients to go back through the encoder. The trainer chooses one when it is built.
 
 Coefficients that are known before an update, as those of the plain sum and of methods with running averages are, need one
 backward pass through the encoder for each micro-batch. Others come from inner products over all micro-batches and replicas,
@@ -30,7 +30,7 @@ from multihead._update.weights import Losses, LossWeights, depends_on_losses
 from multihead.balancing import Balancer
 
 Gathered = tuple[Sums, Losses, Combined]
-"""The sums on this replica that do not depend on how the heads are combined; the losses and the gradient over all."""
+"""This replica's sums that do not depend on how the heads are combined; losses and combined gradient over all replicas."""
 
 
 class Reuse(NamedTuple):

@@ -1,4 +1,4 @@
-"""The way of updates of several micro-batches whose coefficients come from inner products at the representation.
+"""The strategy for several micro-batches whose coefficients come from inner products at the representation.
 
 The first pass over the micro-batches ends at the representation. The gradients of the heads there are kept, and combined
 once those of all micro-batches are known; the second pass repeats the forward pass of the encoder, and carries the combined
@@ -33,7 +33,7 @@ class Repeatable(NamedTuple):
     """What it takes to repeat the encoder's forward pass exactly."""
 
     leaves: tuple[tf.TensorShape, ...]  # the shapes of gradients of the floating-point leaves of the representation
-    state: tuple[tf.Variable, ...]  # the variables that it changes: put back, they make it the same again
+    state: tuple[tf.Variable, ...]  # the variables that it changes: once they are restored, it repeats
 
     @classmethod
     def of(cls, network: Network, inputs: Nested) -> Repeatable | None:

@@ -77,12 +77,12 @@ def _check_arguments(spec: Metric, head: str) -> None:
 
 
 def _by_shape(spec: Metric) -> str | None:
-    """The kind of metric that a name stands for whose form the shapes decide, of weighted ones included; otherwise None."""
+    """The kind of metric behind a name, such as `"accuracy"`, whose form depends on shapes; None for other names."""
     return _BY_SHAPE.get(spec.removeprefix("weighted_")) if isinstance(spec, str) else None
 
 
 def metric_named(spec: Metric, name: str) -> Metric:
-    """A metric, or its specification, with another name in the logs, such as that of the weighted one of two of a kind."""
+    """A metric, or its specification, with another name in the logs, so that two of a kind have different ones."""
     if _by_shape(spec) is not None:
         return name
     metric = keras.metrics.get(spec)

@@ -47,7 +47,7 @@ class HeadMetric:
         self.over: str | None = None
         self.column: int | None = None  # the only column that it reads
         self._is_paired = False  # whether targets need the shape of the predictions although `over` is None
-        self._fewest_columns = 1  # of predictions, with which it is no constant
+        self._fewest_columns = 1  # of predictions: with fewer, its value is constant
         self.by_column = False  # whether it distinguishes columns although it counts elements
         self.rank = 1  # the number of axes that are merged into one axis of rows
         # Counts the rows, since there may be none although there are labels; None if the count is not needed.
