@@ -108,7 +108,7 @@ class TwoPasses(BackwardStrategy):
 
         def second(repeated: MicroBatch) -> Nested:
             gradients: Nested = repeated.labels  # a `_Kept`
-            leaves = total([*times(gradients.heads, of_losses), gradients.added])
+            leaves = total([*times(gradients.heads, loss_coefficients), gradients.added])
             return EncoderPass(network, repeated.inputs, weights).through_encoder(leaves, with_added=True)
 
         def again() -> list[Gradient]:
@@ -117,7 +117,7 @@ class TwoPasses(BackwardStrategy):
                 before.restore()
                 encoder = accumulate(second, MicroBatches(list(map(MicroBatch, inputs, kept)), 1), shapes)
                 after.restore()
-            return with_losses(encoder, network.shared, sums.shared, of_losses)
+            return with_losses(encoder, network.shared, sums.shared, loss_coefficients)
 
         parts = list(micro_batches)
         if tf.executing_eagerly():
@@ -127,7 +127,7 @@ class TwoPasses(BackwardStrategy):
         losses = Losses(weights, sums.common.losses)
         products = reduced(sums.products, losses.factors)
         coefficients = coefficients_of(self.balancer, losses, products)
-        of_losses = losses.times_factors(coefficients)
+        loss_coefficients = losses.times_factors(coefficients)
         if reuse is None:
             encoder = again()
         else:

@@ -237,7 +237,7 @@ def by_hand(encoder, heads, weights, total, balance_at):
     hidden = encoder(inputs)
     model = keras.Model(inputs, [hidden, *(module(hidden) for module in heads)])
     variables = [tiny.tensor_variable(variable) for variable in model.trainable_variables]
-    of_encoder = [tiny.tensor_variable(variable) for variable in encoder.trainable_variables]
+    encoder_variables = [tiny.tensor_variable(variable) for variable in encoder.trainable_variables]
     with tf.GradientTape(persistent=True) as tape:
         hidden, *outputs = model(X, training=True)
         means = [tf.reduce_mean((p - y) ** 2) for p, y in zip(outputs, Y.values())]
@@ -245,28 +245,28 @@ def by_hand(encoder, heads, weights, total, balance_at):
         loss, added = total(tf.stack(losses)), tf.add_n(model.losses)
 
     def gradients(value, sources):
-        found = tape.gradient(value, sources, unconnected_gradients="zero")
-        return [np.asarray(tf.convert_to_tensor(gradient), "float64") for gradient in found]
+        computed = tape.gradient(value, sources, unconnected_gradients="zero")
+        return [np.asarray(tf.convert_to_tensor(gradient), "float64") for gradient in computed]
 
     factors = np.array([float(factor) for factor in tape.gradient(loss, losses)])
-    by_head, of_added = [gradients(value, variables) for value in losses], gradients(added, variables)
+    by_head, added_gradients = [gradients(value, variables) for value in losses], gradients(added, variables)
     coefficients = np.ones(2)
     if balance_at:
-        compared = [hidden] if balance_at == "representation" else of_encoder
+        compared = [hidden] if balance_at == "representation" else encoder_variables
         squares = [sum((gradient**2).sum() for gradient in gradients(value, compared)) for value in losses]
         norms = factors * np.sqrt(squares)
         coefficients = norms.mean() / norms
     after = {}
     for i, variable in enumerate(variables):
-        balanced = coefficients if any(variable is other for other in of_encoder) else np.ones(2)
-        gradient = sum(factors[k] * balanced[k] * by_head[k][i] for k in range(2)) + of_added[i]
+        balanced = coefficients if any(variable is other for other in encoder_variables) else np.ones(2)
+        gradient = sum(factors[k] * balanced[k] * by_head[k][i] for k in range(2)) + added_gradients[i]
         after[id(variable)] = np.asarray(variable) - 0.1 * gradient
     values = [after.get(id(tiny.tensor_variable(v)), tiny.values([v])[0]) for v in model.variables]
     evaluated = sum(mean * (1 if callable(weight) else weight) for mean, weight in zip(means, weights))
     return model, (float(evaluated + added), float(loss + added), values)
 
 
-# What is first fills the rows that no pair fixes: the losses of calls, and weights that depend on losses.
+# Where no pair asks for another value, a row has the first one: losses of calls, and weights that depend on losses.
 GRID = pairwise(
     ["LogLoss", "GeometricMean", "Uncertainty", None],
     ["add_loss", "nested", "kernel", "embedding"],
