@@ -12,7 +12,7 @@ from . import _addons_loops, _native_loops
 from ._attention import KINDS, MemoryOrNone
 from ._cell import DecoderCell, DecoderState, FastStep
 from ._checks import check_choice, check_count, check_ids, check_probability, check_representation, check_tokens
-from ._ids import AbstractDecoder
+from ._ids import AbstractDecoder, with_a_step
 from ._recurrent import CELLS, StateBridge, dropout_layer, hidden_of, state_list
 from ._search import Decoded, Search, SearchParts, padded, penalty, score_rows, shift_right
 
@@ -386,15 +386,17 @@ class Seq2SeqDecoder(AbstractDecoder):
         Returns:
             `[batch, time, units]`.
         """
+        time, ids = ids.shape[1] or tf.shape(ids)[1], with_a_step(ids, self.padding_id)
         if self.input_feeding or sampling is not None:
             inputs = self.dropout_layer(self.decoder_cell.embed(ids), training=training)
             step_by_step = self._loops().run_stepwise
-            return step_by_step(self.decoder_cell, inputs, memory, state, training=training, sampling=sampling)
-        hidden = self._run_layers(ids, state, training)
-        if self.attention is None:
-            return hidden
-        context, _ = self.attention_layer(hidden, memory)
-        return self.vector_layer(tf.concat([hidden, context], axis=-1))
+            vectors = step_by_step(self.decoder_cell, inputs, memory, state, training=training, sampling=sampling)
+        else:
+            vectors = self._run_layers(ids, state, training)
+            if self.attention is not None:
+                context, _ = self.attention_layer(vectors, memory)
+                vectors = self.vector_layer(tf.concat([vectors, context], axis=-1))
+        return vectors[:, :time]
 
     def copied(self, representation: dict[str, Any], ids: tf.Tensor) -> tf.Tensor:
         """The probability that each id of a sequence was copied from the source, rather than generated.

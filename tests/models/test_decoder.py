@@ -33,6 +33,34 @@ def test_logits_equal_numpy(cell, num_layers, attention, feeding, engine):
 
 
 @pytest.mark.first_cases(1)
+@pytest.mark.parametrize("copy_ids", [None, 2])
+@pytest.mark.parametrize("mode", ["eagerly", "graph", "xla"])
+@pytest.mark.parametrize("feeding, sampling", [(False, 0.0), (True, 0.0), (False, 0.5)])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_targets_of_any_time_have_the_logits_of_the_first_steps_of_longer_ones(engine, feeding, sampling, mode, copy_ids):
+    """From no targets at all, in a graph that does not know their time."""
+    encoder = Seq2SeqEncoder(12, 3, 4)
+    options = {"input_feeding": feeding, "sampling_probability": sampling, "engine": engine, "copy_ids": copy_ids}
+    decoder = Seq2SeqDecoder(12, 3, 4, **options)
+    representation = encoder(TOKENS if copy_ids is None else {"tokens": TOKENS, "copy_ids": TOKENS})
+    expected = decoder(representation, tf.constant(TARGETS))
+
+    def logits(targets):
+        decoder(representation, targets, training=True)
+        return decoder(representation, targets)
+
+    is_compiled = mode == "xla" and (engine == "native" or not (feeding or sampling))  # the steps of Addons cannot be
+    options = {"input_signature": [tf.TensorSpec([None, None], tf.int32)], "jit_compile": is_compiled}
+    run = logits if mode == "eagerly" else tf.function(logits, **options)
+    for time in range(TARGETS.shape[1] + 1):
+        found = run(tf.constant(TARGETS[:, :time]))
+        assert found.shape == (len(TARGETS), time, 12)
+        np.testing.assert_allclose(found, expected[:, :time], atol=1e-5)
+    if copy_ids is not None:
+        assert decoder.copied(representation, TARGETS[:, :0]).shape == (len(TARGETS), 0)
+
+
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "encoder_options, decoder_options",
     [
