@@ -20,6 +20,7 @@ QUOTES = ("cells", "escaped", "text")
 _SPACE = re.compile(r"[^\S\r\n\t ]")
 _NOTHING = re.compile("[\u200b\u2060\ufeff]")
 _BACKSLASH = re.compile(r'\\(["\\]?)')
+csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
 
 class Dialect(NamedTuple):
@@ -76,8 +77,8 @@ def read_table(
 
     The first row contains the column names. Lines may end with `\n` or `\r\n`. What the dialect leaves open is found: the
     separator is that with which the first row has the columns (a tab in a file named `.tsv`, if several do). Quotes mark
-    cells, which may then contain separators and line breaks. They are part of the text if they cannot be marks, if they
-    would join lines that are rows, or if tabs separate the cells, only some of them have quotes, and none needs them. A
+    cells, which may then contain separators and line breaks. They are part of the text if they cannot be marks or, where
+    tabs separate the cells, if they would join lines that are rows, or only some cells have quotes and none needs them. A
     backslash marks a quote inside of a cell where the file cannot be read otherwise. Rows without any text are left out.
 
     Args:
@@ -205,7 +206,8 @@ def _rows(file: IO[str], path: Path, width: int, dialect: Dialect) -> tuple[list
             "way. Pass --quotes escaped if it marks a quote in a cell, --quotes cells or --quotes text if it is text."
         )
     if as_text and as_cells:
-        is_text = len(as_text[0]) > len(as_cells[0]) or (dialect.separator == "tab" and not _are_marks(as_text[0]))
+        may_be_text = dialect.separator == "tab"  # which often stands for a format without marks
+        is_text = may_be_text and (len(as_text[0]) > len(as_cells[0]) or not _are_marks(as_text[0]))
         quotes = "text" if is_text else "cells"
     elif found:
         quotes = next(iter(found))

@@ -72,15 +72,33 @@ def test_quotes_that_are_text(separator, end, bom, name, tmp_path):
     for number in range(1, len(QUOTES_IN_TEXT) + 1):  # whether any of them alone, or two, could be marks
         for rows in (QUOTES_IN_TEXT[:number], QUOTES_IN_TEXT[number - 1 :]):
             text = end.join(SEPARATORS[separator].join(row) for row in [COLUMNS, *rows])
-            assert cells(read_table(written(tmp_path / name, text, bom), COLUMNS)) == rows
+            around = {'"large chairs', '7 stools 18"'} <= {row[0] for row in rows}  # two quotes around lines that are rows
+            dialect = Dialect(quotes="text") if around and separator != "tab" else Dialect()
+            assert cells(read_table(written(tmp_path / name, text, bom), COLUMNS, dialect)) == rows
 
 
-def test_two_quotes_around_a_line_break_are_text_if_both_lines_are_rows(tmp_path):
-    rows, told = [['"large', "x", "low"], ["a chair", "y", "low"], ['18"', "z", "high"]], []
-    path = written(tmp_path / "rows.csv", "\n".join(",".join(row) for row in [COLUMNS, *rows]))
-    assert cells(read_table(path, COLUMNS, tell=told.append)) == rows
-    assert told == [f"3 rows of {path} (separated by commas, quotes are text)"]
-    assert len(read_table(path, COLUMNS, Dialect(quotes="cells"))) == 1
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_two_quotes_around_lines_that_are_rows_are_text_only_between_tabs(separator, tmp_path):
+    lines, told, sign = [['"large', "x", "low"], ["a chair", "y", "low"], ['18"', "z", "high"]], [], SEPARATORS[separator]
+    path = written(tmp_path / "rows.txt", "\n".join(sign.join(row) for row in [COLUMNS, *lines]))
+    joined = [["\n".join(sign.join(row) for row in [*lines[:2], ["18"]])[1:], "z", "high"]]
+    expected, form = (lines, "are text") if separator == "tab" else (joined, "mark cells")
+    assert cells(read_table(path, COLUMNS, tell=told.append)) == expected
+    assert told == [f"{len(expected)} rows of {path} (separated by {separator}s, quotes {form})"]
+    assert cells(read_table(path, COLUMNS, Dialect(quotes="cells"))) == joined
+    assert cells(read_table(path, COLUMNS, Dialect(quotes="text"))) == lines
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize(("separator", "end"), pairwise([name for name in SEPARATORS if name != "tab"], ["\n", "\r\n"]))
+def test_a_marked_cell_is_whole_whatever_its_lines_look_like(separator, end, quoting, tmp_path):
+    """Also if each of its lines has as many separators as a row."""
+    parts = ["one", SEPARATORS[separator], "\n", end, '"', " ", "two"]
+    texts = ["".join(each) for each in itertools.product(parts, parts, parts)]
+    for text in [f"a{sign}{text}b{sign}c" for sign in (SEPARATORS[separator] * 2, "\n") for text in texts]:
+        rows = [["plain", "x", "low"], [text, "y", "high"]]
+        path = written(tmp_path / "rows.csv", text_of(rows, SEPARATORS[separator], quoting, end))
+        assert cells(read_table(path, COLUMNS)) == rows
 
 
 ESCAPED = [
