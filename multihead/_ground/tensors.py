@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 
 from multihead._ground.types import Function, Gradient, Nested, Tensor
@@ -91,6 +92,17 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
         yield
     finally:
         callbacks[:] = before
+
+
+@contextmanager
+def outside_of_graphs() -> Iterator[None]:
+    """`tf.init_scope` in which tapes still record: what takes derivatives can be traced inside."""
+    with tf.init_scope():
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def deduplicate(gradient: Gradient) -> Gradient:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import tensorflow as tf
@@ -15,7 +14,7 @@ from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable, variable_name
 from multihead._ground.layers import all_layers, unlock
 from multihead._ground.optimizers import build_optimizer
-from multihead._ground.tensors import inner_products
+from multihead._ground.tensors import inner_products, outside_of_graphs
 from multihead._ground.types import Dataset, Nested, Trainer
 from multihead._ground.validation import quoted
 from multihead._trainer.modules import Shapes, build_modules
@@ -79,9 +78,7 @@ def _create(trainer: Trainer, state: TrainerState, specs: Batch, examples: Data 
     if isinstance(examples, Data):
         sample = examples.sample() if eagerly else None
         examples = None if sample is None else as_tensors(unpack(sample, state.setup.all_names))
-    # What runs as plain Python is seen by tapes, from which `init_scope` would hide it.
-    runs = eagerly and tf.executing_eagerly()
-    with nullcontext() if runs else tf.init_scope(), trainer.distribute_strategy.scope():
+    with outside_of_graphs(), trainer.distribute_strategy.scope():
         state.shapes = build_modules(trainer.encoder, heads, specs, state.shapes, examples, eagerly=eagerly)
         if options is not None:
             state.built = _built(trainer, state, options)

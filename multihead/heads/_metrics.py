@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import graph_function, with_columns_of_keras
 from multihead._ground.keras import options_of, wrapped_function
-from multihead._ground.tensors import in_xla, where
+from multihead._ground.tensors import in_xla, outside_of_graphs, where
 from multihead._ground.types import Function, Metric
 from multihead._ground.validation import quoted
 from multihead.heads._metric_names import snake_case
@@ -152,7 +152,7 @@ class HeadMetric:
         inner = [[rows + 1 if size is None else size for size in spec.shape[self.rank :]] for spec in (targets, predictions)]
         columns = [1] if self.rank == predictions.shape.rank else []
         specs = [tf.TensorSpec([rows, *sizes, *columns], spec.dtype) for sizes, spec in zip(inner, (targets, predictions))]
-        with tf.init_scope(), suppress(Exception):  # whatever a metric raises for tensors without values
+        with outside_of_graphs(), suppress(Exception):  # whatever a metric raises for tensors without values
             if self._wrapped is not None and self.over is None:
                 function: Function = self._wrapped
                 of_rows = graph_function(lambda y_true, y_pred: function(self._handed(y_true), y_pred))

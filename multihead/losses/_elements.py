@@ -18,7 +18,7 @@ from multihead._ground.calls import (
 )
 from multihead._ground.keras import options_of
 from multihead._ground.layers import check_initialized
-from multihead._ground.tensors import precision_of, unchecked, where
+from multihead._ground.tensors import outside_of_graphs, precision_of, unchecked, where
 from multihead._ground.types import Config, Function, Loss, Tensor
 from multihead._ground.validation import in_short
 from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, keras_object, known, with_columns
@@ -150,7 +150,7 @@ class ElementLoss:
             # No other axis has this number of rows, so that they are not taken for columns, as in `[6] - [6, 6]`.
             rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
             specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
-            with tf.init_scope():
+            with outside_of_graphs():
                 self._ranks[key] = self._computed_rank(*specs)
         return self._ranks[key]
 
