@@ -157,12 +157,26 @@ _ON_RESOURCES = (
 )
 
 
-def kinds_with_state(graph: tf.Graph) -> set[str]:
-    """The kinds of operations of a graph, and of all functions in it, that have a state other than that of resources."""
+def kinds_with_state(graph: tf.Graph, result: tf.Tensor | None = None) -> set[str]:
+    """The kinds of operations of a graph, and of all functions in it, that have a state other than that of resources.
+
+    With a `result`, only those that it depends on, and functions if it depends on one.
+    """
     definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    functions = {function.signature.name for function in definition.library.function}
-    harmless = {"Assert", "StatefulPartitionedCall", "If", "While", "Case", *functions, *_READING, *_ON_RESOURCES}
+    nodes, functions = list(definition.node), definition.library.function
+    if result is not None:
+        needed, waiting = set[str](), [result.op]
+        while waiting:
+            operation = waiting.pop()
+            if operation.name not in needed:
+                needed.add(operation.name)
+                waiting += [tensor.op for tensor in operation.inputs]
+        nodes = [node for node in nodes if node.name in needed]
+        has_functions = any(attribute.HasField("func") for node in nodes for attribute in node.attr.values())
+        functions = functions if has_functions else []
+    nodes += [node for function in functions for node in function.node_def]
+    names = {function.signature.name for function in functions}
+    harmless = {"Assert", "StatefulPartitionedCall", "If", "While", "Case", *names, *_READING, *_ON_RESOURCES}
     known = {node.op: op_def_registry.get(node.op) for node in nodes}
     with_state = {kind for kind, operation in known.items() if operation is None or operation.is_stateful} - harmless
     draw = {node.op for node in nodes if node.op.startswith("CudnnRNN") and node.attr["dropout"].f > 0}

@@ -7,16 +7,40 @@ import inspect
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import tensorflow as tf
 
-_ENDS = (types.ModuleType, type, str, bytes, int, float, np.ndarray, tf.Tensor, tf.Variable, tf.Graph)
+from multihead._ground.random import random_numbers, restore_random_numbers
+
+_ENDS = (types.ModuleType, type, str, bytes, int, float, np.ndarray, tf.Tensor, tf.Graph)
 """What refers to nothing of the user's own, or to everything."""
 
 
+@contextmanager
+def unchanged(root: object) -> Iterator[None]:
+    """A context, in eager mode, after which what a function or an object refers to has the values that it had before.
+
+    These are variables, the attributes of objects that are no layers, and the global random numbers of Python and NumPy.
+    """
+    parts, numbers = list(referenced([root])), random_numbers()
+    variables = [(part, tf.identity(part)) for part in parts if isinstance(part, tf.Variable)]
+    objects = [part for part in parts if not isinstance(part, (tf.Module, tf.Variable)) and hasattr(part, "__dict__")]
+    attributes = [(vars(part), dict(vars(part))) for part in objects]
+    try:
+        yield
+    finally:
+        for variable, value in variables:
+            variable.assign(value)
+        for own, values in attributes:
+            own.clear()
+            own.update(values)
+        restore_random_numbers(numbers)
+
+
 def referenced(roots: Iterable[object]) -> Iterator[object]:
-    """Objects and all that they refer to, nearest first, without duplicates.
+    """Objects and all that they refer to, variables included, nearest first, without duplicates.
 
     It follows the variables around a function, the globals that it uses, its defaults, the object of a method, the
     attributes of an object and the elements of a container.
@@ -28,6 +52,8 @@ def referenced(roots: Iterable[object]) -> Iterator[object]:
             continue
         seen[id(part)] = part  # kept, so that no other object gets the same number
         yield part
+        if isinstance(part, tf.Variable):
+            continue
         if isinstance(part, types.FunctionType):
             waiting.extend(_of_function(part))
         elif isinstance(part, types.MethodType):

@@ -7,7 +7,7 @@ does not have; there the pass is a real one, on a sample of the data, and what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import keras
@@ -17,7 +17,7 @@ from multihead._data.batch import Batch, batch_size, sample_of
 from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
-from multihead._ground.references import referenced
+from multihead._ground.references import referenced, unchanged
 from multihead._ground.tensors import has_gradients, where
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
@@ -306,12 +306,13 @@ def read_by_loss(
             head.losses(head.like_scaled(clean), predictions, weights)
         read[:] = reading.variables()
 
-    try:
-        graph_function(call).get_concrete_function(targets, predictions)
-    except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
-        if eagerly:
-            with suppress(Exception):
-                call(*sample_of((targets, predictions)))
+    with unchanged(head.loss.original) if eagerly else nullcontext():
+        try:
+            graph_function(call).get_concrete_function(targets, predictions)
+        except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
+            if eagerly:
+                with suppress(Exception):
+                    call(*sample_of((targets, predictions)))
     modules = (encoder, *(other.module for other in heads))
     owned = {key: variable for module in modules for variable in module_variables(module) for key in handles(variable)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext, suppress
 
 import keras
 import tensorflow as tf
@@ -18,8 +19,9 @@ from multihead._ground.calls import (
 )
 from multihead._ground.keras import options_of
 from multihead._ground.layers import check_initialized
+from multihead._ground.references import unchanged
 from multihead._ground.tensors import outside_of_graphs, precision_of, unchecked, where
-from multihead._ground.types import Config, Function, Loss, Tensor
+from multihead._ground.types import Config, Function, Loss, Nested, Tensor
 from multihead._ground.validation import in_short
 from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, keras_object, known, with_columns
 
@@ -168,12 +170,16 @@ class ElementLoss:
             unknown_size = spec.shape[0] + (not self.couples_rows)
             return tf.zeros([unknown_size if size is None else size for size in spec.shape], spec.dtype)
 
+        def tried() -> Nested:
+            with suppress(Exception) if self.runs_eagerly else nullcontext():
+                return graph_function(computed).get_concrete_function(targets, predictions).structured_outputs
+            failures.clear()
+            with unchecked():  # the loss of these zeros may be infinite
+                return computed(zeros(targets), zeros(predictions))
+
         try:
-            if self.runs_eagerly:
-                with unchecked():  # the loss of these zeros may be infinite
-                    values, counts = computed(zeros(targets), zeros(predictions))
-            else:
-                values, counts = graph_function(computed).get_concrete_function(targets, predictions).structured_outputs
+            with unchanged(self.original) if self.runs_eagerly else nullcontext():
+                values, counts = tried()
         except Exception as error:
             first = failures[0] if failures else error
             if isinstance(first, ReductionError):

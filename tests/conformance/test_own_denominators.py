@@ -13,6 +13,11 @@ from tests.helpers import tiny
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 ANCHORS, RATE = 5, 0.2
+GENERATOR, CALLS = tf.random.Generator.from_seed(0), tf.Variable(0.0, trainable=False)
+
+
+def drawn_inside(count):
+    return tf.cond(count > 0, lambda: count + tf.random.uniform([]), lambda: count)
 
 
 def cross_entropies(y, p):
@@ -184,15 +189,30 @@ def test_an_update_without_positives_leaves_the_head_alone(form):
             lambda y, p: (whole(y, p)[0], tf.reduce_sum(tf.cast(p > 0, tf.float32))),
             "count that is a function of the targets",
         ),
+        (
+            lambda y, p: (whole(y, p)[0], tf.random.uniform([]) * whole(y, p)[1]),
+            "whose count draws random numbers or depends",
+        ),
+        (lambda y, p: (whole(y, p)[0], drawn_inside(whole(y, p)[1])), "whose count draws random numbers or depends"),
+        (lambda y, p: (whole(y, p)[0], GENERATOR.uniform([]) * whole(y, p)[1]), "which changes variables"),
+        (lambda y, p: (whole(y, p)[0] + GENERATOR.uniform([]), whole(y, p)[1]), "which changes variables"),
+        (lambda y, p: (whole(y, p)[0], whole(y, p)[1], CALLS.assign_add(1.0))[:2], "which changes variables"),
+        (lambda y, p: (whole(y, p)[0], np.random.random() * float(whole(y, p)[1])), "another at each call"),
         (lambda y, p: (whole(y, p)[0], by_row(y, p)[1]), r"values of shape \(\) and counts of shape \(\d+,\)"),
         (lambda y, p: tf.reduce_mean(by_row(y, p)[0]), "must give one value per element.*a sum and a count"),
     ],
-    ids=["of predictions", "shapes", "mean"],
+    ids=["of predictions", "drawn", "in a branch", "generator", "generator of the sum", "state", "eager", "shapes", "mean"],
 )
 def test_what_is_no_sum_and_count_is_refused(loss, words):
     x, y = data()
     with pytest.raises(ValueError, match=words):
         trainer_of(loss).fit(x, y, verbose=0)
+
+
+def test_a_sum_may_draw_random_numbers():
+    """Where its count does not depend on them."""
+    x, y = data()
+    trainer_of(lambda y, p: (whole(y, p)[0] + tf.random.uniform([]), whole(y, p)[1])).fit(x, y, verbose=0)
 
 
 def test_a_negative_count_is_an_error():
