@@ -88,9 +88,9 @@ def _sentences(path: str, tell: Callable[[str], None]) -> Rows:
     with opened(path) as file:
         for number, line in enumerate([*file, "\n"], 1):
             cells = line.split()
-            comment = re.match(r"# *intent *[:=] *(\S+)", line)
+            comment = re.match(r"# *intent *[:=](.*)", line, re.IGNORECASE)
             if comment:
-                intent = comment[1]
+                intent = comment[1].strip()
             elif not cells:
                 if words:
                     text, tags = (" ".join(column) for column in zip(*words))

@@ -48,6 +48,13 @@ def test_a_table_and_lines_have_the_same_rows(tmp_path):
     assert read(tmp_path / "rows.txt", "conll") == [ROWS[0], ROWS[1], ROWS[3]]
 
 
+@pytest.mark.parametrize("intent", ["PlayMusic", "Play some music", "play: loud = 1 # now", "é\u00a0à", ""])
+@pytest.mark.parametrize("mark", ["# intent: {}", "#intent={}", "# Intent : {} ", "# INTENT:\t{}\r"])
+def test_an_intent_is_all_that_its_comment_says(mark, intent, tmp_path):
+    (tmp_path / "rows.txt").write_text(f"{mark.format(intent)}\nplay O\nane I-artist\n", encoding="utf-8", newline="")
+    assert read(tmp_path / "rows.txt", "conll") == [{"text": "play ane", "tags": "O B-artist", "intent": intent}]
+
+
 def test_other_schemes_become_iob(tmp_path):
     (tmp_path / "rows.csv").write_text('text,tags,intent\n"a b c d e","S-x B-y I-y E-y I-x",\n', encoding="utf-8")
     assert read(tmp_path / "rows.csv")[0]["tags"] == "B-x B-y I-y I-y B-x"
