@@ -157,6 +157,17 @@ _ON_RESOURCES = (
 )
 
 
+def operations_behind(result: tf.Tensor) -> list[tf.Operation]:
+    """The operations of a graph that a tensor depends on."""
+    found, waiting = dict[str, tf.Operation](), [result.op]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in found:
+            found[operation.name] = operation
+            waiting += [tensor.op for tensor in operation.inputs]
+    return list(found.values())
+
+
 def kinds_with_state(graph: tf.Graph, result: tf.Tensor | None = None) -> set[str]:
     """The kinds of operations of a graph, and of all functions in it, that have a state other than that of resources.
 
@@ -165,12 +176,7 @@ def kinds_with_state(graph: tf.Graph, result: tf.Tensor | None = None) -> set[st
     definition = graph.as_graph_def()
     nodes, functions = list(definition.node), definition.library.function
     if result is not None:
-        needed, waiting = set[str](), [result.op]
-        while waiting:
-            operation = waiting.pop()
-            if operation.name not in needed:
-                needed.add(operation.name)
-                waiting += [tensor.op for tensor in operation.inputs]
+        needed = {operation.name for operation in operations_behind(result)}
         nodes = [node for node in nodes if node.name in needed]
         has_functions = any(attribute.HasField("func") for node in nodes for attribute in node.attr.values())
         functions = functions if has_functions else []

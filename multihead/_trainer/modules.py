@@ -14,7 +14,14 @@ import keras
 import tensorflow as tf
 
 from multihead._data.batch import Batch, batch_size, sample_of
-from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
+from multihead._ground.calls import (
+    created_outside_of_graphs,
+    graph_function,
+    keras_mask,
+    kinds_with_state,
+    operations_behind,
+    written_resources,
+)
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
 from multihead._ground.references import referenced, unchanged
@@ -73,6 +80,8 @@ def build_modules(
                 predictions[head.name] = shown._replace(read_by_loss=read)
             if is_new:
                 check_count(head, targets, shown.spec)
+                if shown.masked and head.is_trained:
+                    _check_mask(encoder, head, specs)
     return replace(shapes, predictions={**known.predictions, **predictions})
 
 
@@ -167,6 +176,35 @@ def trace_predictions(
         shape = [None if i == 0 or size in is_open else size for i, size in enumerate(shown.spec.shape)]
         predictions[head.name] = shown._replace(spec=tf.TensorSpec(shape, shown.spec.dtype))
     return replace(shapes, predictions=predictions)
+
+
+def _check_mask(encoder: Layer, head: NamedHead, specs: Batch) -> None:
+    """Raises a `ValueError` if the mask of a head's predictions, which says what counts, may be another one in training.
+
+    An update counts its labels before its forward pass, in inference mode.
+    """
+    kinds, depends = list[list[str]](), False
+
+    def forward(inputs: Nested, targets: Tensor, training: bool) -> None:
+        nonlocal depends
+        representation = DetachedRepresentation(call_encoder(encoder, inputs, training=training)).nest
+        mask: Nested = keras_mask(head.predict(representation, head.like_scaled(targets), training=training))
+        behind = operations_behind(mask)
+        written = written_resources(mask.graph.get_operations())
+        depends |= bool(kinds_with_state(mask.graph, mask))
+        depends |= any(tensor.name in written for operation in behind for tensor in operation.inputs)
+        kinds.append(sorted(operation.type for operation in behind if operation.type != "Identity"))
+
+    with suppress(Exception):  # Python that depends on values; others have been traced
+        for training in (False, True):
+            graph_function(forward).get_concrete_function(specs.inputs, specs.targets[head.name], training)
+    if depends or any(own != kinds[0] for own in kinds):
+        raise ValueError(
+            f"The module of head {head.name!r} must give a Keras mask that is the same in training and inference, since "
+            "labels are counted before an update's forward pass. Received: a mask that is computed in another way in "
+            "training, or depends on random numbers or a state. Mask before layers such as dropout, or pass the mask as "
+            "`sample_weight`."
+        )
 
 
 def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:

@@ -1,0 +1,109 @@
+"""Keras masks that decide what counts: one that training changes is an error; Keras itself shows which these are."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from multihead import MultiHeadTrainer
+
+IDS = np.random.default_rng(0).integers(0, 3, (8, 5))
+X = np.random.default_rng(1).normal(size=(8, 5, 3)).astype("float32") * (IDS > 0)[..., None]
+Y = np.zeros((8, 5, 1), "float32")
+
+
+class Chain(keras.Model):
+    """Layers one after another; as in a model of one's own, nothing is symbolic."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = list(parts)
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Drawn(layers.Layer):
+    """Its mask draws random numbers, in both modes."""
+
+    supports_masking = True
+
+    def call(self, x):
+        return x
+
+    def compute_mask(self, x, mask=None):
+        return tf.random.uniform(tf.shape(x)[:2]) > 0.5
+
+
+class Counted(layers.Layer):
+    """Its mask depends on how often it was called in training."""
+
+    supports_masking = True
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.calls.assign(self.calls + 1.0)
+        return x
+
+    def compute_mask(self, x, mask=None):
+        return tf.range(tf.shape(x)[1])[tf.newaxis] >= tf.cast(self.calls, tf.int32) + tf.zeros(
+            [tf.shape(x)[0], 1], tf.int32
+        )
+
+
+CHANGED = {
+    "dropout": lambda: [layers.Dropout(0.5, noise_shape=(None, 5, 1)), layers.Masking()],
+    "noise": lambda: [layers.GaussianNoise(0.5), layers.Masking()],
+    "batch statistics": lambda: [layers.BatchNormalization(), layers.Masking()],
+    "random": lambda: [layers.Dense(3), Drawn()],
+    "state": lambda: [layers.Dense(3), Counted()],
+}
+KEPT = {
+    "ids": lambda: [layers.Embedding(3, 4, mask_zero=True), layers.Dropout(0.5)],
+    "features": lambda: [layers.Masking(), layers.BatchNormalization(), layers.LSTM(4, return_sequences=True, dropout=0.2)],
+    "both ways": lambda: [layers.Masking(), layers.Bidirectional(layers.GRU(2, return_sequences=True))],
+    "of what a layer computes": lambda: [layers.Dense(3, activation="relu"), layers.Masking(), layers.SpatialDropout1D(0.5)],
+}
+
+
+def masks(parts, x):
+    """The masks of Keras's own calls, in inference and then in training."""
+    keras.utils.set_random_seed(0)
+    model = Chain(*parts)
+    outputs = [model(tf.constant(x), training=training) for training in (False, True, True, True)]
+    return [np.array(output._keras_mask) for output in outputs]
+
+
+def fit(parts, x, **options):
+    trainer = MultiHeadTrainer(Chain(*parts))
+    trainer.add_head("a", layers.Dense(1), "mse")
+    trainer.compile("sgd", **options)
+    trainer.fit(x, {"a": Y}, verbose=0)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_mask_that_training_changes_is_an_error(name, eagerly):
+    first, *others = masks(CHANGED[name](), X)
+    assert any((first != other).any() for other in others)
+    with pytest.raises(
+        ValueError, match="head 'a' must give a Keras mask that is the same in training and inference.*Mask bef"
+    ):
+        fit(CHANGED[name](), X, run_eagerly=eagerly)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("name", KEPT)
+def test_other_masks_count_as_they_are(name, eagerly):
+    x = IDS if name == "ids" else X
+    first, *others = masks(KEPT[name](), x)
+    assert all((first == other).all() for other in others) and 0 < first.mean() < 1
+    fit(KEPT[name](), x, run_eagerly=eagerly)
