@@ -109,8 +109,14 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each row. Received: "
             f"{spec.loss.name!r}, which gives one for all rows. Return an array, or leave `class_weight` out."
         )
-    is_row = actual.rank > rank
-    num_classes = shape[-1] if is_row or over == CLASSES else None
+    is_row, has_columns = actual.rank > rank, gives_columns(actual, rank)
+    if spec.class_weight is not None and actual.rank > rank + 1:
+        raise ValueError(
+            f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each class number or row of classes. "
+            f"Received: {spec.loss.name!r}, with values of shape {shape[:rank]} for targets of shape {targets.shape}. "
+            "Return more values, or leave `class_weight` out."
+        )
+    num_classes = shape[-1] if has_columns or over == CLASSES else None
     if spec.class_weight is not None and num_classes is not None and max(spec.class_weight) >= num_classes:
         raise ValueError(
             f"`class_weight` of head {spec.name!r} must name the classes 0 to {num_classes - 1}. "
@@ -124,6 +130,11 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"{actual}. Fill rows without a label with NaN or -1, or give them a sample weight of 0."
         )
     return rank
+
+
+def gives_columns(targets: tf.TensorShape, rank: int) -> bool:
+    """Whether the label of an element, which the first `rank` axes index, is a row of columns rather than a number."""
+    return bool(targets.rank > rank and targets[-1] != 1)
 
 
 def find_problems(
@@ -141,14 +152,21 @@ def find_problems(
     `is_kept`: which elements have a mask and a weight that keep them; None: all. `element_weights`: the sample weights;
     None: ones.
     """
-    inner = list(range(rank, targets.shape.rank))
+    inner, has_columns = list(range(rank, targets.shape.rank)), gives_columns(targets.shape, rank)
     targets_kept = None if is_kept is None else with_inner(is_kept, targets)
     present = both(targets_kept, None if is_missing is None else ~is_missing)
     values = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
         Problem(both(broken, present), values, f"{spec.targets} must be {rule}", _MARK)
-        for broken, rule in _broken_ranges(spec, values, predictions.shape[-1], bool(inner))
+        for broken, rule in _broken_ranges(spec, values, predictions.shape[-1], has_columns)
     ]
+    if spec.class_weight is not None and has_columns:
+        wide = tf.cast(values, tf.float64)
+        is_broken = tf.reduce_any(wide < -_ROUNDING, axis=-1) | (tf.abs(tf.reduce_sum(wide, axis=-1) - 1.0) > _ROUNDING)
+        rule = f"{spec.targets} must be rows of zeros and a single 1, or probabilities, since the head has a `class_weight`"
+        remedy = "For several labels in a row, let the loss give a value for each, or weight the rows by `sample_weight`."
+        is_present = None if present is None else tf.reduce_all(present, axis=-1)
+        problems.append(Problem(both(is_broken, is_present), values, rule, remedy))
     if inner and is_missing is not None:
         any_missing, all_missing = (
             reduce(is_missing, axis=inner, keepdims=True) for reduce in (tf.reduce_any, tf.reduce_all)
@@ -212,12 +230,12 @@ def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
 
 
 def _broken_ranges(
-    spec: LabelSpec, values: tf.Tensor, num_classes: int | None, is_row: bool
+    spec: LabelSpec, values: tf.Tensor, num_classes: int | None, has_columns: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
     """The ranges that the loss, the class weights and the scaling require: where a label is outside, and the rule."""
     loss, is_floating = spec.loss, values.dtype.is_floating
     low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
-    if loss.over == CLASSES or (spec.class_weight is not None and not is_row):
+    if loss.over == CLASSES or (spec.class_weight is not None and not has_columns):
         limit = num_classes if loss.over == CLASSES else None
         is_in_range = values >= 0 if limit is None else (values >= 0) & (values < limit)
         is_in_range = is_in_range & (values == tf.floor(values)) if is_floating else is_in_range

@@ -19,7 +19,7 @@ from multihead._ground.calls import no_autograph
 from multihead._ground.tensors import in_xla, precision_of, where
 from multihead._ground.types import Nested, Tensor
 from multihead._ground.validation import check_dense, is_number, stop_unless
-from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
+from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems, gives_columns
 from multihead.losses._known import aligned, sizes, spread, with_columns, with_inner
 
 _VALUES_AT_ONCE = 2**20
@@ -274,7 +274,8 @@ def check_class_weight(weights: object) -> dict[int, float]:
 
 def weights_of_classes(weights: Mapping[int, float], targets: tf.Tensor, rank: int) -> tf.Tensor:
     """Float64: the weight of each element's class, which is its class number, or the column with the largest value."""
-    classes = tf.argmax(targets, axis=-1) if targets.shape.rank > rank else targets
+    classes = tf.argmax(targets, axis=-1) if gives_columns(targets.shape, rank) else targets
+    classes = tf.squeeze(classes, axis=-1) if classes.shape.rank > rank else classes
     last = max(weights) + 1  # an entry with weight 1 for all larger class numbers
     table = tf.constant([float(weights.get(label, 1.0)) for label in range(last + 1)], tf.float64)
     return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, last))

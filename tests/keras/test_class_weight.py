@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
@@ -71,3 +72,79 @@ def test_errors():
         with pytest.raises(ValueError, match=message):
             fitted(trainer, class_weight=class_weight)
     assert int(np.array(trainer.update_count)) == 0
+
+
+def own_loss(classes, values):
+    """A cross-entropy of one's own, `[rows]` or `[rows, time]`, of labels in a form of one's own."""
+
+    def loss(labels, logits):
+        if classes == "one-hot":
+            return tf.nn.softmax_cross_entropy_with_logits(tf.cast(labels, logits.dtype), logits)
+        labels = tf.cast(tf.reshape(labels, tf.shape(logits)[:-1]), tf.int32)
+        found = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return found[..., None] if values == "column" else found
+
+    return loss
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("values", ["none", "column"])
+@pytest.mark.parametrize("form", ["numbers", "column", "one-hot"])
+@pytest.mark.parametrize("shape", [(10,), (10, 2)])
+@pytest.mark.parametrize("where", ["head", "fit"])
+def test_a_loss_of_ones_own_is_weighted_by_class(shape, form, values, where):
+    """Whether class numbers have an axis of their own, rows are one-hot, or values have an axis of size 1."""
+    if form == "one-hot" and values == "column":
+        pytest.skip("the same as without an axis")
+    x = np.random.default_rng(1).normal(size=(*shape, 3)).astype("float32")
+    kind = np.random.default_rng(2).integers(0, 3, shape)
+    labels = {"numbers": kind, "column": kind[..., None], "one-hot": np.eye(3, dtype="float32")[kind]}[form]
+    trainer = MultiHeadTrainer(dense(1, 4, activation="tanh"))
+    at_head = {"class_weight": WEIGHTS} if where == "head" else {}
+    trainer.add_head("kind", dense(2, 3), own_loss(form, values), couples_rows=False, **at_head)
+    trainer.compile(keras.optimizers.SGD(0.0))
+    logits = np.array(trainer.heads["kind"].module(trainer.encoder(x)), np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, kind[..., None], -1)[..., 0]
+    weights = np.array([0.5, 1.0, 4.0])[kind]
+    in_fit = {} if where == "head" else {"class_weight": {"kind": WEIGHTS}}
+    found = trainer.fit(x, {"kind": labels}, batch_size=10, verbose=0, **in_fit).history["kind_loss"]
+    np.testing.assert_allclose(found, [(weights * losses).sum() / weights.sum()], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(10,), (10, 1)])
+def test_a_binary_loss_of_rows_has_two_classes(shape):
+    labels, units = (X[:, 0] > 0.2).astype("int64").reshape(shape), dense(2, 1, activation="sigmoid")
+
+    def loss(truth, p):
+        truth = tf.reshape(tf.cast(truth, p.dtype), tf.shape(p))
+        return tf.reduce_mean((truth - p) ** 2, axis=-1)
+
+    trainer = MultiHeadTrainer(dense(1, 4, activation="tanh"))
+    trainer.add_head("is_large", units, loss, couples_rows=False, class_weight={0: 1.0, 1: 5.0})
+    trainer.compile(keras.optimizers.SGD(0.0))
+    truth, weights = labels.reshape(-1), np.where(labels.reshape(-1) == 1, 5.0, 1.0)
+    losses = (truth - np.array(units(trainer.encoder(X)), np.float64)[:, 0]) ** 2
+    found = trainer.fit(X, {"is_large": labels}, batch_size=10, verbose=0).history["is_large_loss"]
+    np.testing.assert_allclose(found, [(weights * losses).sum() / weights.sum()], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[1, 1, 0], [0, 0, 0], [1, 0, -1]])
+@pytest.mark.parametrize("loss", ["categorical_crossentropy", lambda y, p: tf.reduce_mean((y - p) ** 2, axis=-1)])
+def test_rows_of_several_labels_have_no_class(loss, rows):
+    labels = np.eye(3, dtype="float32")[KIND]
+    labels[4] = rows
+    trainer = MultiHeadTrainer(dense(1, 4, activation="tanh"))
+    trainer.add_head("kind", dense(2, 3, activation="softmax"), loss, couples_rows=False, class_weight=WEIGHTS)
+    trainer.compile("sgd")
+    rule = "must be at least 0" if min(rows) < 0 and isinstance(loss, str) else "must be rows of zeros and a single 1"
+    with pytest.raises(ValueError, match=rule):
+        trainer.fit(X, {"kind": labels}, verbose=0)
+
+
+def test_a_value_for_several_axes_of_labels_has_no_class():
+    trainer = MultiHeadTrainer(dense(1, 4))
+    loss = lambda y, p: tf.reduce_mean((tf.cast(y, p.dtype) - p) ** 2, axis=[1, 2])  # noqa: E731
+    trainer.add_head("kind", dense(2, 3), loss, couples_rows=False, class_weight=WEIGHTS)
+    trainer.compile("sgd")
+    with pytest.raises(ValueError, match=r"`class_weight` of head 'kind' needs a loss that gives a value for each class"):
+        trainer.fit(X[:, None], {"kind": np.zeros([10, 1, 3], int)}, verbose=0)
