@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from multihead._data.batch import open_batch_size, unpack
 from multihead._data.data import Data, check_not_empty, num_examples
 from multihead._data.reading import check_batched, read_arrays, read_iterable, read_sequence
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, spec_of_one_replica
+from multihead._ground.random import without_global_seed
 from multihead._ground.types import Callback, ClassWeight, Config, Dataset, Nested
 from multihead._ground.validation import is_number, with_message
 
@@ -143,9 +145,13 @@ class Source(NamedTuple):
 
 
 def as_batches(data: Data, call: FitCall, size: int, argument: str, seed: int | None) -> Source:
-    """The data as a dataset of batches, of which `size` make one step, for the sake of an argument."""
+    """The data as a dataset of batches, of which `size` make one step, for the sake of an argument.
+
+    With a `seed`, arrays are shuffled alike in every process.
+    """
     number = None if call.steps_per_epoch is None else call.steps_per_epoch * size
-    dataset = data.as_dataset(call.batch_size, number, call.shuffle, argument, seed)
+    with nullcontext() if seed is None else without_global_seed():
+        dataset = data.as_dataset(call.batch_size, number, call.shuffle, argument, seed)
     if SEQUENCES_BEGIN_ANEW and number is not None and data.batches is not None and data.length is not None:
         dataset = dataset.take(number)
     validation_batch_size = call.validation_batch_size or call.batch_size  # as Keras does with arrays

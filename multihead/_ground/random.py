@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from multihead._ground.types import Config, Tensor
 
@@ -38,6 +40,17 @@ def normal(shape: Sequence[Tensor], seed: int, step: Tensor) -> tf.Tensor:
     """Standard normal numbers, float32, by the Box-Muller method; arguments as for `uniform`."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, step, 1)))
     return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, step, 2))
+
+
+@contextmanager
+def without_global_seed() -> Iterator[None]:
+    """A context in which what has a seed of its own draws the same numbers whatever the global seed of TensorFlow is."""
+    holder = context.context()
+    holder._seed, before = None, holder._seed
+    try:
+        yield
+    finally:
+        holder._seed = before
 
 
 def random_numbers() -> Config:

@@ -194,3 +194,34 @@ def test_callbacks_of_keras_go_on_as_they_were(tmp_path):
     assert whole[0]["best"] == 0.9
     assert states(tmp_path / "cut", 3) is None
     assert states(tmp_path / "cut") == whole
+
+
+class Densified(keras.layers.Layer):
+    """A dense layer on dense or sparse inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, activation="tanh")
+
+    def call(self, x):
+        return self.dense(tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("x", "shuffle"), [(X, True), (X, "batch"), (tf.sparse.from_dense(X), True)])
+def test_a_process_with_another_global_seed_goes_on_in_the_same_order(tmp_path, x, shuffle, steps):
+    def trained(folder, seed, stop=None):
+        keras.utils.set_random_seed(seed)
+        trainer = MultiHeadTrainer(Densified())
+        for name in Y:
+            trainer.add_head(name, keras.layers.Dense(1), "mse")
+        trainer.compile(keras.optimizers.SGD(0.05), gradient_accumulation_steps=steps)
+        callbacks = [Counting(stop, draws=False), Checkpoint(tmp_path / folder, every=1)]
+        trainer.fit(x, Y, batch_size=2, epochs=2, shuffle=shuffle, verbose=0, callbacks=callbacks)
+        return tiny.values(trainer.weights)
+
+    whole = trained("whole", seed=3)
+    with pytest.raises(Stopped):
+        trained("cut", seed=3, stop=5)
+    for one, other in zip(whole, trained("cut", seed=4), strict=True):
+        np.testing.assert_array_equal(one, other)
