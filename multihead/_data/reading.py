@@ -50,8 +50,8 @@ def _as_array(argument: str, value: Any) -> Nested:
         matrix = value.tocoo()
         indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
         return tf.sparse.reorder(tf.SparseTensor(indices, _as_array(argument, matrix.data), matrix.shape))
-    if hasattr(value, "iloc"):  # a data frame or a series of pandas
-        value = value.to_numpy()
+    if hasattr(value, "iloc"):
+        value = _of_pandas(value)
     elif isinstance(getattr(value, "dtype", None), np.dtype) and not isinstance(value, np.ndarray):
         return value  # another array type, possibly larger than the memory
     elif not isinstance(value, np.ndarray):
@@ -84,6 +84,16 @@ def _as_array(argument: str, value: Any) -> Nested:
     is_floating = np.issubdtype(value.dtype, np.floating)  # then it gets Keras's dtype, in which Keras passes it on
     with np.errstate(over="ignore"):
         return value.astype(keras.backend.floatx(), copy=False) if is_floating else value
+
+
+def _of_pandas(frame: Any) -> np.ndarray:
+    """The values of a data frame or a series of pandas; where numbers or booleans are missing, in any form, they are NaN."""
+    values: np.ndarray = frame.to_numpy()
+    if values.dtype != object:
+        return values
+    missing = frame.isna().to_numpy()
+    are_numbers = all(isinstance(element, (bool, int, float, np.bool_, np.number)) for element in values[~missing])
+    return np.where(missing, np.nan, values).astype("float64") if are_numbers else values
 
 
 def _check_digits(argument: str, value: Any, taken: Tensor) -> None:

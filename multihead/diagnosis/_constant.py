@@ -50,7 +50,10 @@ def label_rows(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | N
     over, targets = head.loss.over, batches[0].targets
     are_classes = over == CLASSES
     if over is None and targets.dtype.is_integer and shape[-1] > 1:
-        are_classes = targets.shape.rank in (shape.rank - 1, shape.rank) and targets.shape[-1] != shape[-1]
+        has_axes = targets.shape.rank in (shape.rank - 1, shape.rank) and targets.shape[-1] != shape[-1]
+        are_classes = has_axes and all(
+            ((classes >= 0) & (classes < shape[-1]))[weights > 0].all() for classes, weights in class_numbers(batches)
+        )
     if not are_classes:
         return LabelRows(batches, None, *_numbers(head, shape, batches))
     counts = np.full(shape[-1], 1e-9)
@@ -117,6 +120,8 @@ def _numbers(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -
     rows, row_weights = [], []
     for batch in labels:
         targets = aligned(batch.targets, shape, head.loss.over)
+        if targets.shape.rank < shape.rank:  # one label for several predictions, as of quantiles
+            targets = targets[..., tf.newaxis]
         wide = tf.cast(targets, tf.float64).numpy()
         weights = with_inner(batch.weights, targets)
         rows.append(wide.reshape(-1, wide.shape[-1]))
@@ -130,17 +135,29 @@ def losses_of(
     head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], constants: Sequence[np.ndarray]
 ) -> Iterator[float]:
     """The head's mean loss for each constant, `[columns]`, predicted everywhere; only those that are finite."""
-    rank = spec.shape.rank
     for constant in constants:
-        sums, counts = [], []
-        numbers = tf.constant(constant[0] if rank == 1 else constant, tf.float32)
-        try:
-            for batch in labels:
-                sizes = list(batch.targets.shape[: max(rank - 1, 1)])  # the spec has those of the first batch
-                everywhere = tf.broadcast_to(numbers, [*sizes, *spec.shape[len(sizes) :]])
-                sums.append(float(head.loss_sum(batch.targets, everywhere, batch.weights)))
-                counts.append(float(head.count(batch.targets, everywhere, batch.weights)))
-        except (ValueError, TypeError, tf.errors.OpError):  # the loss rejects a constant
-            continue
-        if np.isfinite(sum(sums)) and sum(counts) > 0:
-            yield sum(sums) / sum(counts)
+        loss_sum, count = loss_terms(head, spec, labels, constant)
+        if np.isfinite(loss_sum) and count > 0:
+            yield loss_sum / count
+
+
+def loss_terms(
+    head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], constant: np.ndarray, noise: float = 0.0
+) -> tuple[float, float]:
+    """The sum and the count of the head's loss for a constant, `[columns]`, predicted everywhere; NaN if it rejects that.
+
+    `noise` is the deviation of normal numbers that are added, the same at every call.
+    """
+    rank, random = spec.shape.rank, np.random.default_rng(0)
+    loss_sum, count = 0.0, 0.0
+    try:
+        for batch in labels:
+            sizes = list(batch.targets.shape[: max(rank - 1, 1)])  # the spec has those of the first batch
+            shape = [*sizes, *spec.shape[len(sizes) :]]
+            numbers = np.asarray(constant[0] if rank == 1 else constant) + noise * random.standard_normal(shape)
+            predictions = tf.constant(numbers, tf.float32)
+            loss_sum += float(head.loss_sum(batch.targets, predictions, batch.weights))
+            count += float(head.count(batch.targets, predictions, batch.weights))
+    except (ValueError, TypeError, tf.errors.OpError):
+        return np.nan, np.nan
+    return loss_sum, count

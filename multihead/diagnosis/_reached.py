@@ -11,7 +11,8 @@ import tensorflow as tf
 from multihead import scaling
 from multihead._ground.keras import options_of
 from multihead._ground.reach import EVERYTHING, Reach, reach_of, reach_of_operation
-from multihead.diagnosis._constant import LabelRows, class_numbers, losses_of
+from multihead._update.labels import Labels
+from multihead.diagnosis._constant import LabelRows, class_numbers, loss_terms, losses_of
 from multihead.heads._named import NamedHead
 from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_in_numpy
 from multihead.losses._known import DIFFERENCES, ELEMENTS, ROWS, aligned, with_columns
@@ -31,6 +32,8 @@ _FEW_FAR_OFF = (
 )
 _MIDDLE, _FAR = (1 / 6, 0.5, 5 / 6), 5.0
 """The quantiles of the middle two thirds; a few labels are far off if the deviation is so many times half their width."""
+_PROBES = ((0.0, 0.0), (0.3, 0.0), (3.0, 0.0), (0.0, 0.3), (0.0, 3.0))
+"""Predictions that try out a loss of one's own: how far from the labels' mean, and how much they differ between rows."""
 _OUT_OF_REACH = 0.001
 """The fraction of the labels that a suggested scaling may leave out of reach."""
 
@@ -110,14 +113,15 @@ def judge(
     if np.isinf(labels).any():
         return HeadLabels(reach=reach)
     shape = with_columns(spec.shape)
-    has_columns = aligned(rows.batches[0].targets, shape, head.loss.over).shape[-1] == shape[-1]
+    targets = aligned(rows.batches[0].targets, shape, head.loss.over).shape
+    has_columns = targets.rank == shape.rank and targets[-1] == shape[-1]
     depends, known, why = depends_on(head.loss), head.loss.known, ""
+    is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
     if depends == DIFFERENCES and is_own(head.loss):
         if not _is_of_differences(head, spec, rows):
-            depends = None
+            depends, is_number = None, False
         elif not _is_the_same_scaled(head, spec, rows):
             depends, why = None, _OWN_SCALE
-    is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
     summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))), why=why)
     if is_number:
         centers, spreads = np.nanmean(labels, axis=0), np.nanstd(labels, axis=0)
@@ -181,16 +185,18 @@ def _measured(predicted: np.ndarray, zeros: float, columns: int | None) -> Reach
 
 def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
     """Whether the loss stays the same if labels and predictions are moved together, as a loss of differences does."""
-    spread = float(np.nanstd(rows.present))
+    spread, center = float(np.nanstd(rows.present)), np.nan_to_num(np.nanmean(rows.present, axis=0))
     step = max(1.0, round(spread)) if rows.batches[0].targets.dtype.is_integer else max(spread, _ROUNDING)
     moved = [batch._replace(targets=batch.targets + tf.cast(step, batch.targets.dtype)) for batch in rows.batches]
-    center = np.nanmean(rows.present, axis=0)
-    center = np.where(np.isnan(center), 0.0, center)
-    for constant in (center, center + 0.7 * step):
-        one, other = (list(losses_of(head, spec, b, [c])) for b, c in ((rows.batches, constant), (moved, constant + step)))
-        if not one or not other or not np.allclose(one, other, rtol=1e-2, atol=1e-6):
-            return False
-    return True
+    one, other = _probed(head, spec, rows.batches, center, step), _probed(head, spec, moved, center + step, step)
+    return bool(np.isfinite(one).all()) and np.allclose(one, other, rtol=1e-2, atol=1e-6)
+
+
+def _probed(head: NamedHead, spec: tf.TensorSpec, batches: Sequence[Labels], center: np.ndarray, unit: float) -> np.ndarray:
+    """`[2, probes]`: the mean loss, 0 if nothing counts, and the count, for constants and for predictions that differ."""
+    terms = [loss_terms(head, spec, batches, center + move * unit, noise * unit) for move, noise in _PROBES]
+    sums, counts = np.array(terms).T
+    return np.stack([np.where(counts == 0, 0.0, sums / np.where(counts == 0, 1.0, counts)), counts])
 
 
 def _is_sum_over_columns(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
@@ -213,13 +219,13 @@ def _is_the_same_scaled(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -
     Squared and absolute errors do. A loss with a threshold, such as the width of a margin, does not.
     """
     spread, center = max(float(np.nanstd(rows.present)), _ROUNDING), np.nan_to_num(np.nanmean(rows.present, axis=0))
-    constants = [center, center + 0.3 * spread, center + 3 * spread]
     divided = [batch._replace(targets=tf.cast(batch.targets, tf.float32) / spread) for batch in rows.batches]
-    one = np.array(list(losses_of(head, spec, rows.batches, constants)))
-    other = np.array(list(losses_of(head, spec, divided, [constant / spread for constant in constants])))
-    if len(one) != len(other) or not one.any():  # it takes no fractions, or is 0 already
+    one, other = _probed(head, spec, rows.batches, center, spread), _probed(head, spec, divided, center / spread, 1.0)
+    if not np.isfinite(other).all() or not one[0].any():  # it takes no fractions, or is 0 already
         return True
-    return bool(other.any()) and np.allclose(one / np.abs(one).max(), other / np.abs(other).max(), atol=0.02)
+    if not other[0].any() or not np.allclose(one[1], other[1], rtol=0.02):
+        return False
+    return bool(np.allclose(*(losses / np.abs(losses).max() for losses in (one[0], other[0])), atol=0.02))
 
 
 def _grows_linearly(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:

@@ -286,6 +286,28 @@ def test_ragged_and_sparse_inputs(options):
         assert_same(each, weights[0])
 
 
+DTYPES = ["Int8", "Int64", "UInt16", "Float32", "Float64", "boolean", "object"]
+
+
+@pytest.mark.parametrize("form", ["series", "frame", "objects"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_pandas_calls_missing_is_missing(dtype, form):
+    """In each dtype of pandas that has missing values, and among objects in each form that they have."""
+    pandas = pytest.importorskip("pandas")
+    values, missing = [i % 2 for i in range(len(X))], [1, 4]
+    wanted = np.array([np.nan if i in missing else value for i, value in enumerate(values)], "float32")
+    marks = iter([None, np.nan] if form == "objects" else [pandas.NA, pandas.NA])
+    column = pandas.Series([next(marks) if i in missing else bool(v) for i, v in enumerate(values)], dtype="object")
+    column = column if dtype == "object" else column.astype("boolean").astype(dtype)
+    losses = []
+    for y in (wanted, column if form != "frame" else column.to_frame("size")):
+        keras.utils.set_random_seed(1)
+        trainer = make(1)
+        losses.append(trainer.fit(X, {"size": y}, verbose=0, shuffle=False).history["size_loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    assert np.isfinite(losses[0]).all()
+
+
 # ------------------------------------------------------------------------------------------------------------- errors
 
 

@@ -490,3 +490,96 @@ def test_another_weight_does_not_keep_a_scaling_from_being_suggested(loss, weigh
     assert report.suggestion["target_scaling"] == {"a": "standardize"}
     text = next(str(finding) for finding in report.findings if finding.kind == "units")
     assert f"Its weight, {weight:g}, is then that of the scaled loss" in text
+
+
+PRICES = 500 + 100 * NORMAL
+
+
+def near_ties(y, p):
+    """Pairs whose labels differ by less than 50 are no pairs."""
+    sure = tf.cast(y - tf.transpose(y) > 50.0, tf.float32)
+    return tf.reduce_sum(sure * tf.nn.softplus(tf.transpose(p) - p)), tf.reduce_sum(sure)
+
+
+def ranking(y, p):
+    """Depends on the sign of differences of labels, and on differences of predictions."""
+    return tf.reduce_mean(tf.cast(y > tf.transpose(y), tf.float32) * tf.nn.softplus(tf.transpose(p) - p), axis=1)
+
+
+def alike(y, p):
+    """Embeddings of labels that differ by less than 20 are pulled together."""
+    z = tf.math.l2_normalize(p, axis=-1)
+    pairs = tf.cast(tf.abs(y - tf.transpose(y)) < 20.0, tf.float32) * (1 - tf.eye(tf.shape(z)[0]))
+    return tf.reduce_sum(pairs * tf.reduce_sum((z[:, None] - z) ** 2, axis=-1)), tf.reduce_sum(pairs)
+
+
+def large_errors(y, p):
+    error = tf.abs(y - p)
+    return tf.reduce_sum(tf.where(error > 20.0, error, 0.0), axis=-1)
+
+
+def negative_correlation(y, p):
+    y, p = y - tf.reduce_mean(y), p - tf.reduce_mean(p)
+    return -tf.reduce_sum(y * p) / (tf.norm(y) * tf.norm(p) + 1e-3) * tf.ones([tf.shape(y)[0]])
+
+
+IN_ITS_UNITS = {"near ties": (near_ties, 1), "ranking": (ranking, 1), "alike": (alike, 4), "large errors": (large_errors, 1)}
+IN_ITS_UNITS |= {"hinge": (lambda y, p: tf.nn.relu(tf.abs(y - p) - 5.0), 1), "exponent": (lambda y, p: tf.exp(-p / y), 1)}
+OF_ERRORS = {
+    "squares": squared,
+    "pairs": lambda y, p: tf.reduce_mean(((y - tf.transpose(y)) - (p - tf.transpose(p))) ** 2, axis=1),
+    "distribution": lambda y, p: tf.abs(tf.sort(y, axis=0) - tf.sort(p, axis=0)),
+    "sum and count": lambda y, p: (tf.reduce_sum(tf.abs(y - p)), tf.cast(tf.size(y), tf.float32)),
+}
+
+
+@pytest.mark.parametrize("case", IN_ITS_UNITS)
+def test_no_scaling_is_suggested_for_a_loss_that_would_be_another_of_scaled_labels(case):
+    """Also if predictions that are the same for all rows do not tell."""
+    loss, units = IN_ITS_UNITS[case]
+    _, found = diagnosed(L.Dense(units), loss, PRICES, couples_rows=True)
+    assert "target_scaling" not in found.suggestion
+
+
+@pytest.mark.parametrize("case", OF_ERRORS)
+def test_a_loss_of_errors_that_compares_rows_is_scaled(case):
+    _, found = diagnosed(L.Dense(1), OF_ERRORS[case], PRICES, couples_rows=True)
+    assert found.suggestion["target_scaling"] == {"a": "standardize"}
+
+
+WHOLE = {"negative": (10 * NORMAL, 1), "prices": (PRICES, 1), "times": (1.6e9 + 1e6 * NORMAL, 10**4)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("columns", [0, 1])
+@pytest.mark.parametrize("case", WHOLE)
+def test_whole_labels_with_several_predictions_are_numbers_unless_they_are_classes(case, columns, dtype):
+    """Labels of one's own loss are class numbers only if each is the number of a predicted column."""
+    values, unit = WHOLE[case]
+    labels = (unit * np.round(values / unit)).astype(dtype)
+    labels = labels if columns else labels[:, 0]
+
+    def pinball(y, p):
+        error = tf.cast(tf.reshape(y, [-1, 1]), tf.float32) - p
+        return tf.reduce_mean(tf.maximum([0.1, 0.5, 0.9] * error, [-0.9, -0.5, -0.1] * error), axis=-1)
+
+    trainer = MultiHeadTrainer(L.Dense(8, "tanh"))
+    trainer.add_head("a", L.Dense(3), pinball, couples_rows=False)
+    trainer.compile("sgd")
+    found = trainer.diagnose([(np.ones([ROWS, 2], "float32"), {"a": labels})])
+    assert np.isfinite(found.constant_losses[0]) and found.constant_losses[0] < 3 * labels.std()
+
+
+def test_labels_that_a_loss_leaves_out_itself_are_no_trouble():
+    classes = RNG.integers(0, 4, ROWS)
+    classes[:9] = -100
+
+    def masked(y, p):
+        y = tf.reshape(tf.cast(y, tf.int32), [-1])  # Keras 2 adds an axis
+        known, y = tf.cast(y >= 0, tf.float32), tf.maximum(y, 0)
+        return known * tf.nn.sparse_softmax_cross_entropy_with_logits(y, p), known
+
+    trainer = MultiHeadTrainer(L.Dense(8, "tanh"))
+    trainer.add_head("a", L.Dense(4), masked, couples_rows=False)
+    trainer.compile("sgd")
+    assert trainer.diagnose([(np.ones([ROWS, 2], "float32"), {"a": classes})]).suggestion == {}
