@@ -56,6 +56,11 @@ def what_to_install(needs: Sequence[str]) -> str | None:
     return f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[{extras}]'"
 
 
+def shown(value: float, form: str) -> str:
+    """A number in a format; `-` for NaN, which stands for what does not exist."""
+    return "-" if math.isnan(value) else f"{value:{form}}"
+
+
 def whole(least: int, below: float = math.inf) -> Callable[[str], int]:
     """A type for `argparse`: whole numbers of at least `least` and below `below`."""
     rule = f"at least {least}" + (f" and below {below}" if below < math.inf else "")

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._command_line import whole
+from examples._command_line import shown, whole
 from examples._orders import draw_requests
 from examples._requests import OPTIONS as FILES
 from examples._requests import Rows, columns, read_files
@@ -135,7 +135,7 @@ class Model:
         self.trainer.fit(self.batches(rows, seed), epochs=PARTS, steps_per_epoch=steps, callbacks=[tell], verbose=0)
 
     def scores(self, rows: Rows) -> list[float]:
-        """Slot F1, intent accuracy, and sentence accuracy over the sentences with all labels; NaN without any."""
+        """Slot F1, intent accuracy, and sentence accuracy over sentences with all labels; NaN without slots or labels."""
         inputs, targets = self.data(columns(rows))
         found = self.trainer.predict(inputs, batch_size=256, verbose=0)
         tags, intents = targets["slots"].numpy(), targets["intent"].numpy()
@@ -145,7 +145,8 @@ class Model:
         are_right = np.all((tags == found["slots"]) | (tags == 0), axis=1) & is_right
         has_intent, has_tags = intents != NO_LABEL, np.any(tags != 0, axis=1)
         parts = (is_right[has_intent], are_right[has_intent & has_tags])
-        return [float(f1.result()), *(float(np.mean(part)) if len(part) else float("nan") for part in parts)]
+        of_slots = float(f1.result()) if np.any(tags > 1) else float("nan")
+        return [of_slots, *(float(np.mean(part)) if len(part) else float("nan") for part in parts)]
 
     def export(self, folder: Path) -> None:
         """Writes a SavedModel that takes texts and returns `intent`, and `slots`, a tag for each word between spaces."""
@@ -171,11 +172,11 @@ def body(session: Session) -> None:
         with session.progress(f"seed {seed}", PARTS) as advance:
             model.fit(train, updates, seed, advance)
         table.append([*model.scores(dev), time.monotonic() - started])
-        session.say(f"seed {seed}: " + ", ".join(f"{name} {value:.4f}" for name, value in zip(COLUMNS, table[-1])))
+        session.say(f"seed {seed}: " + ", ".join(f"{name} {shown(value, '.4f')}" for name, value in zip(COLUMNS, table[-1])))
         if seed == session.seed:
             model.export(session.folder / "export" / "request")
     found = [("mean", np.mean(table, axis=0)), ("deviation", np.std(table, axis=0, ddof=len(table) > 1))]
-    rows = [[name, *(f"{each:.4f}" for each in values)] for name, values in found]
+    rows = [[name, *(shown(each, ".4f") for each in values)] for name, values in found]
     session.say(f"wrote {session.folder / 'export'}")
     title = f"{len(train)} requests to train on, {len(dev)} not, {updates} updates, seeds: {len(table)}"
     session.table(title, ["", *COLUMNS], rows[: len(table)])

@@ -131,7 +131,8 @@ def body(session: Session) -> None:
     told = f"{rows} rows to train on, {others} not; {updates} updates, seeds: {len(seeds)}, encoder: {options.encoder}."
     session.say(told)
     session.say(textwrap.fill(board.sentence(), 79))
-    session.save(board.draw())
+    if board.compared():
+        session.save(board.draw())
     best = board.best() if len(kinds) > 1 else ALONE
     trained[best].export(session.folder / "export" / "ranking")
     session.say(f"wrote {session.folder / 'export'}: the model {best!r} of seed {seeds[0]}")

@@ -18,6 +18,7 @@ KINDS = ("probability", "number", "price")
 EMBEDDING, UNITS, TOWER = 8, (128, 64), 32
 RANGES = 48  # of a column of numbers
 RARE = 5  # a value that was seen fewer times is read as one that was never seen
+UNUSED, UNUSED_ID = " ", -2  # no cell; Keras's layers need a value where all are rare
 DROPOUT_OF_FEATURES, DROPOUT, DECAY = 0.1, 0.2, 0.05
 PARTS = 10  # of a training run, for the progress bar
 
@@ -82,9 +83,9 @@ class Reader(keras.layers.Layer):
             if column.dtype == "float32":
                 self.lookups[name] = keras.layers.Discretization(column.values)
             elif column.dtype == "int64":
-                self.lookups[name] = keras.layers.IntegerLookup(vocabulary=column.values)
+                self.lookups[name] = keras.layers.IntegerLookup(vocabulary=column.values or [UNUSED_ID])
             else:
-                self.lookups[name] = keras.layers.StringLookup(vocabulary=column.values)
+                self.lookups[name] = keras.layers.StringLookup(vocabulary=column.values or [UNUSED])
             sizes.append(len(column.values) + 2)  # with unknown values, or missing numbers
         self.first = np.cumsum([0, *sizes[:-1]])  # the first of a column's rows in the table of all
         self.embedding = keras.layers.Embedding(sum(sizes), EMBEDDING)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from examples import _style
+from examples._command_line import shown
 from examples.ranking import scores
 from examples.ranking.model import Arrays
 from examples.ranking.tables import Part
@@ -40,9 +41,8 @@ class Measure(NamedTuple):
     def text(self, way: str) -> str:
         """The mean, with the deviation if there are several seeds."""
         values = self.values[way]
-        if np.isnan(values).any():
-            return "-"
-        return f"{values.mean():{self.form}}" + (f" ± {values.std(ddof=1):{self.form}}" if len(values) > 1 else "")
+        spread = f" ± {values.std(ddof=1):{self.form}}" if len(values) > 1 and not np.isnan(values).any() else ""
+        return shown(values.mean(), self.form) + spread
 
 
 class Board:
@@ -94,6 +94,10 @@ class Board:
         heads = [head for head, kind in self.kinds.items() if kind != "probability"]
         return [self._measure(head, f"{head} error", ".3g", scores.median_error) for head in heads]
 
+    def compared(self) -> list[Measure]:
+        """The AUC of each probability and the error of each number, as far as the rows have the labels for it."""
+        return [each for each in [*self.aucs(), *self.errors()] if not np.isnan([*each.values.values()]).any()]
+
     def _measure(
         self, head: str, title: str, form: str, score: Callable[..., float], requests: np.ndarray | None = None
     ) -> Measure:
@@ -123,25 +127,25 @@ class Board:
     def best(self) -> str:
         """The joint model with the highest mean AUC or, without probabilities, the lowest mean error relative to alone."""
         ways = [way for way in self.predicted if way != ALONE]
-        if ranked := self.aucs():
-            return max(ways, key=lambda way: np.mean([each.mean(way) for each in ranked]))
-        errors = self.errors()
-        return min(ways, key=lambda way: np.mean([each.mean(way) / each.mean(ALONE) for each in errors]))
+        measures = self.compared()
+        if ranked := [each for each in measures if self.kinds[each.head] == "probability"]:
+            return max(ways, key=lambda way: sum(each.mean(way) for each in ranked))
+        # Without a label to compare with, the first one.
+        return min(ways, key=lambda way: sum(each.mean(way) / max(each.mean(ALONE), 1e-30) for each in measures))
 
     def sentence(self) -> str:
         """Which joint model is the best, and which of its heads differ from those alone beyond the noise."""
         if len(self.predicted) == 1:
             return "One head: there is nothing to share, and nothing to balance."
-        best = self.best()
-        parts = [
-            f"AUC of {each.head} {each.mean(best):{each.form}} ({each.mean(ALONE):{each.form}} alone: "
-            f"{self.verdict(best, each.head)})"
-            for each in self.aucs()
-        ]
-        parts += [
-            f"median error of {each.head} {each.mean(best):{each.form}} ({each.mean(ALONE):{each.form}} alone)"
-            for each in self.errors()
-        ]
+        best, parts = self.best(), []
+        for each in self.compared():
+            is_ranked = self.kinds[each.head] == "probability"
+            verdict = f": {self.verdict(best, each.head)}" if is_ranked else ""
+            name = "AUC" if is_ranked else "median error"
+            values = f"{each.mean(best):{each.form}} ({each.mean(ALONE):{each.form}} alone{verdict})"
+            parts.append(f"{name} of {each.head} {values}")
+        if not parts:
+            return "Nothing can be compared: no number has a label in these rows, and no probability has both."
         return f"Of the joint models, {best!r} ranks best: {', '.join(parts)}; and one encoder serves all heads."
 
     def verdict(self, way: str, head: str) -> str:
@@ -158,8 +162,8 @@ class Board:
 
     @_style.styled
     def draw(self) -> Any:
-        """Draws the AUC of each probability and the error of each number: a panel for each, a row for each way."""
-        measures = [*self.aucs(), *self.errors()]
+        """Draws what is `compared`: a panel for each measure, a row for each way."""
+        measures = self.compared()
         ways, columns = list(self.predicted), min(2, len(measures))
         lines = -(-len(measures) // columns)
         height = 0.4 + lines * (0.9 + 0.3 * len(ways))

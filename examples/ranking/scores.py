@@ -49,9 +49,12 @@ def auc_within(labels: np.ndarray, scores: np.ndarray, requests: np.ndarray) -> 
 
 
 def difference(labels: np.ndarray, scores: np.ndarray, others: np.ndarray) -> tuple[float, float]:
-    """The AUC of some scores minus that of others on the same examples, and its standard error over positive examples."""
+    """The AUC of some scores minus that of others on the same examples, and its standard error over positive examples.
+
+    The error is NaN for a single one, which does not tell it.
+    """
     apart = placements(labels, scores) - placements(labels, others)
-    return float(apart.mean()), float(apart.std()) / len(apart) ** 0.5
+    return float(apart.mean()), float(apart.std()) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
 
 
 def calibration(labels: np.ndarray, probabilities: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import textwrap
 import time
@@ -10,6 +11,8 @@ from typing import Any
 
 import keras
 from rich.table import Table
+
+from examples._command_line import shown
 
 WIDTH = 79
 
@@ -56,13 +59,13 @@ class Progress(keras.callbacks.Callback):
     def line(self, logs: Any) -> str:
         """For example `plain sum    epoch  3/8  reply 0.62  price 0.81  1:10 left`; of validation data, if there are any."""
         epochs = str(self.params["epochs"])
-        shown = [f"{self.name:11}" if self.name else "", f"epoch {self._epoch:{len(epochs)}}/{epochs}"]
+        parts = [f"{self.name:11}" if self.name else "", f"epoch {self._epoch:{len(epochs)}}/{epochs}"]
         for head in self.model.heads:
             names = [f"{prefix}{head}_{kind}" for prefix in ("val_", "") for kind in ("token_accuracy", "accuracy", "loss")]
             name = next((name for name in names if name in (logs or {})), None)
-            shown += [f"{head}{' loss' * name.endswith('loss')} {logs[name]:.2f}"] if name else []
+            parts += [f"{head}{' loss' * name.endswith('loss')} {shown(logs[name], '.2f')}"] if name else []
         left = f"  {self.clock}"
-        return f"{'  '.join(filter(None, shown))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
+        return f"{'  '.join(filter(None, parts))[: WIDTH - len(left)]}{left}".ljust(WIDTH)
 
 
 def replies(rows: Sequence[tuple[str, str, str]], copied: Callable[[list[str]], list[list[str]]], most: int = 10) -> str:
@@ -75,9 +78,9 @@ def replies(rows: Sequence[tuple[str, str, str]], copied: Callable[[list[str]], 
     for (text, wanted, received), words in zip(ordered, copied([text for text, _, _ in ordered])):
         verdict = "right" if wanted.split() == received.split() else "wrong"
         # A decoder that has hardly been trained may repeat a word until its reply is full.
-        shown = [textwrap.shorten(each, 3 * WIDTH, placeholder=" ...") for each in (received, " ".join(words))]
-        lines += [f"{verdict}  {text}", f"       {wanted}"] + [f"    -> {shown[0]}"] * (verdict == "wrong")
-        lines += [f"       copied: {shown[1]}"] if words else []
+        short = [textwrap.shorten(each, 3 * WIDTH, placeholder=" ...") for each in (received, " ".join(words))]
+        lines += [f"{verdict}  {text}", f"       {wanted}"] + [f"    -> {short[0]}"] * (verdict == "wrong")
+        lines += [f"       copied: {short[1]}"] if words else []
     return "\n".join(lines)
 
 
@@ -85,5 +88,5 @@ def metrics_table(splits: Mapping[str, Mapping[str, float]]) -> Table:
     """A table with one row per metric and one column per split."""
     table = Table("metric", *splits)
     for name in dict.fromkeys(name for metrics in splits.values() for name in metrics):
-        table.add_row(name, *(f"{metrics[name]:.4g}" if name in metrics else "" for metrics in splits.values()))
+        table.add_row(name, *(shown(metrics.get(name, math.nan), ".4g") for metrics in splits.values()))
     return table

@@ -23,6 +23,7 @@ from examples.seq2seq_price.answers import PriceModel, load_model
 from examples.seq2seq_price.batches import (
     Examples,
     evaluation_batches,
+    statistics_of,
     training_batches,
     vocabularies,
 )
@@ -46,7 +47,9 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
     """
     train = data.splits["train"]
     words, found = vocabularies(train), data.statistics
-    sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, 2 * found.longest_target + 1)
+    others = [statistics_of(rows).longest_target for split, rows in data.splits.items() if split != "train"]
+    longest = max(2 * found.longest_target, *others)  # what is compared with must fit, too
+    sizes = Sizes(len(words[0]) + 2, len(words[1]) + 2, longest + 1)
     given = {name: vars(options)[name] for name in ("units", "embedding", "layers", "cell", "attention", "dropout")}
     if options.attention == "auto":
         given["attention"] = "luong" if found.long_source > SHORT else None
