@@ -176,7 +176,8 @@ def _check_lengths(named: Mapping[str, Nested]) -> None:
             if leaf is not None:
                 if not leaf.shape.rank if hasattr(leaf.shape, "rank") else not leaf.shape:
                     raise ValueError(
-                        f"`{name}` must have one row per example. Received: a single value. Pass an array of examples."
+                        f"`{name}` must have one row per example. Received: a single value. Pass an array of examples; "
+                        "repeat what is the same for all: `np.full(number_of_examples, value)`."
                     )
                 lengths.setdefault(int(leaf.shape[0]), name)
     if len(lengths) > 1:
@@ -202,10 +203,13 @@ def check_batched(nest: Nested, received: str, argument: str = "`x`") -> None:
     shapes = [shape for shape in shapes if shape.rank is not None]
     sizes = {shape[0] for shape in shapes if shape.rank} - {None}
     if any(not shape.rank for shape in shapes) or len(sizes) > 1:
-        listed = ", ".join(dict.fromkeys(map(str, shapes)))
+        listed, remedy = ", ".join(dict.fromkeys(map(str, shapes))), ""
+        if any(not shape.rank for shape in shapes) and any(shape.rank for shape in shapes):
+            remedy = " In batches, repeat a scalar for each example: `tf.fill(tf.shape(other_tensor)[:1], scalar)`."
         raise ValueError(
             f"{argument} must yield batches: tensors whose first axis is that of the examples. "
             f"Received: {received} tensors of shapes {listed}. For a dataset of single examples, call `.batch(32)` on it."
+            f"{remedy}"
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer
+from multihead import Head, MultiHeadTrainer
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
@@ -467,3 +467,47 @@ def test_no_more_of_the_first_batches_is_kept_than_by_keras(kind):
         trainer.fit(x, verbose=0, callbacks=[alive])
         counts += alive.counts
     assert counts[1] <= (counts[0] if kind == "generator" else 0)
+
+
+@pytest.mark.parametrize("is_dataset", [True, False], ids=["dataset", "arrays"])
+@pytest.mark.parametrize("part", ["x", "y", "sample_weight"])
+def test_what_is_said_of_a_scalar_among_batches_helps(part, is_dataset):
+    class Times(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return self.dense(inputs["x"]) * tf.reshape(inputs["scale"], [-1, 1])
+
+    def fit(value):
+        trainer = MultiHeadTrainer(Times(), {name: Head(keras.layers.Dense(1), "mse") for name in BOTH})
+        trainer.compile("sgd")
+        data = {
+            "x": {"x": X, "scale": np.ones(10, "float32")},
+            "y": dict(BOTH),
+            "sample_weight": {"a": np.ones(10, "float32")},
+        }
+        changed = {"x": "scale", "y": "b", "sample_weight": "a"}[part]
+        if not is_dataset:
+            data[part][changed] = value(X)
+            return trainer.fit(**data, verbose=0)
+
+        def replaced(*parts):
+            parts = dict(zip(data, parts))
+            parts[part] = {**parts[part], changed: value(parts["x"]["x"])}
+            return tuple(parts.values())
+
+        return trainer.fit(tf.data.Dataset.from_tensor_slices(tuple(data.values())).batch(4).map(replaced), verbose=0)
+
+    said = (
+        r"`tf\.fill\(tf\.shape\(other_tensor\)\[:1\], scalar\)`"
+        if is_dataset
+        else r"`np\.full\(number_of_examples, value\)`"
+    )
+    with pytest.raises(ValueError, match=said):
+        fit(lambda other_tensor: tf.constant(2.0) if is_dataset else np.float32(2.0))
+    if is_dataset:
+        fit(lambda other_tensor: tf.fill(tf.shape(other_tensor)[:1], 2.0))
+    else:
+        fit(lambda array: np.full(len(array), 2.0, "float32"))
