@@ -139,7 +139,7 @@ def _with_checked_labels(
 
     def check(parts: Dataset) -> None:
         batch = unpack(parts, setup.all_names)
-        for name in batch.targets.keys() - masked:
+        for name in (name for name in batch.targets if name not in masked):
             weights, spec = batch.sample_weights.get(name), predictions[name].spec
             if argument != "x":  # sequences may be longer there, or shorter
                 inner = range(1, len(spec.shape) - 1)

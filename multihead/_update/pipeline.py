@@ -96,7 +96,7 @@ def _participation(
     for head, has_state in zip(spec.network.heads, spec.network.stateful):
         has_weights = any(head.name in batch.sample_weights for batch in batches)
         labels = [batch.targets[head.name].shape[1:].num_elements() for batch in batches if head.name in batch.targets]
-        is_labelled = head.is_fully_labelled and not has_weights and len(labels) == len(batches) and all(labels)
+        is_labelled = head.is_fully_labelled and len(labels) == len(batches) and all(labels)
         has_turn = idle is Idle.NEVER and spec.methods.schedule.always_all and not head.has_weight_function
         always.append(is_labelled and has_turn and not head.loss.has_count)
         # What is computed of an idle head costs time, and changes the state of its layers; some losses cannot be computed.
@@ -119,8 +119,8 @@ def _exchanges_explained(spec: UpdateSpec) -> Iterator[None]:
             "`strategy` must not have several replicas if a layer exchanges values between them in micro-batches, or in a "
             f"head that may be idle, which is computed under a condition. Received: {replicas.num_replicas()} replicas, "
             f"{spec.methods.num_micro_batches} micro-batches, and the synchronized layers {names}. Use "
-            "`synchronized=False`, or `micro_batches=1` and arrays in which no label is missing, without sample weights, "
-            "schedules and own callbacks."
+            "`synchronized=False`, or `micro_batches=1` and arrays in which no label is missing and no weight is 0, "
+            "without schedules and own callbacks."
         ) from error
 
 

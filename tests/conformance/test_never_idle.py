@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, callbacks
 from multihead._update.spec import Idle
 from tests.helpers import tiny
+from tests.helpers.operations import by_stage
 from tests.helpers.plans import plans_of, record_plans
 
 RNG = np.random.default_rng(0)
@@ -218,3 +219,18 @@ def test_a_batch_without_elements_leaves_its_head_idle():
     with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
         data = tf.data.Dataset.from_generator(batches, output_signature=specs)
         trainer.fit(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0)
+
+
+def test_weights_of_one_head_do_not_make_another_conditional():
+    """Keras takes weights for all heads or for none; those of the others are ones."""
+
+    def conditions(*weights):
+        trainer = trainer_of()
+        record_plans(trainer)
+        fit(trainer, sample_weight=weights[0] if weights else None)
+        trainer._state.plan = plans_of(trainer)[-1]
+        ones = [{"size": np.ones(12), **weights[0]}] if weights else []
+        step = tf.function(lambda *batch: trainer.train_step(batch), autograph=False)
+        return by_stage(step.get_concrete_function(*tf.nest.map_structure(tf.constant, (X, Y, *ones))))["conditions"]
+
+    assert conditions({"kind": np.linspace(1, 2, 12)}) == conditions()

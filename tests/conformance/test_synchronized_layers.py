@@ -32,13 +32,14 @@ def a_trainer(strategy, **options):
     return trainer, model
 
 
-def test_a_head_with_synchronized_batch_normalization_trains_as_in_keras(two_replicas):
+@pytest.mark.parametrize("weights", [None, {"b": np.ones(16, "float32")}], ids=["plain", "weights of another head"])
+def test_a_head_with_synchronized_batch_normalization_trains_as_in_keras(weights, two_replicas):
     with two_replicas.scope():
         _, _, plain = parts()
         plain.compile("sgd", "mse")
     plain.fit(X, Y, **FIT)
     trainer, model = a_trainer(two_replicas)
-    trainer.fit(X, Y, **FIT)
+    trainer.fit(X, Y, sample_weight=weights, **FIT)
     for expected, found in zip(plain.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
 
@@ -50,7 +51,7 @@ def test_where_replicas_cannot_exchange_values_it_is_said_in_words(case, two_rep
     if case == "missing labels":
         y["a"] = np.where(np.arange(16)[:, None] == 3, np.nan, y["a"])
     elif case == "sample weights":
-        weights = {"a": np.ones(16, "float32")}
+        weights = {"a": np.arange(16, dtype="float32")}  # one of them is 0
     with pytest.raises(
         ValueError, match=r"^`strategy` must not have several replicas if .*Received: 2 replicas, .*'batch_norm"
     ):
