@@ -36,8 +36,8 @@ def chosen_heads(
         check_choice("heads", name, list(by_name))
         if name not in built:
             raise ValueError(
-                f"`heads` must be built before `{method}`. Received: heads={name!r}, without data since it was added. "
-                "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+                f"`heads` must be built before `{method}`, for inputs and targets. Received: heads={name!r}, without "
+                "targets since it was added. Call `fit` or `compute_gradients(batch)`, or load a saved trainer, first."
             )
     known = [by_name[name] for name in names]
     check_known(known, method)

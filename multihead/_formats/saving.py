@@ -56,8 +56,8 @@ def whole_or_unchanged(
     if not is_built and os.fspath(filepath).endswith((".h5", ".keras")):  # TensorFlow's checkpoints wait for variables
         raise ValueError(
             "The shapes of the data must be known before `load_weights`. Received: a trainer that has seen no data. "
-            "Call `evaluate` with a batch first, or load the whole trainer from what `save` wrote, by "
-            "`keras.models.load_model`."
+            "Call `fit` with a batch first, all of which the weights replace, or load the whole trainer from what `save` "
+            "wrote, by `keras.models.load_model`."
         )
     parts = (*others, *built_parts)
     before = RollBack(tensor_variable(variable) for part in parts for variable in getattr(part, "variables", ()))

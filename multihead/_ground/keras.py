@@ -314,13 +314,15 @@ def spec_of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 def load_as_arrays(metrics: Iterable[Metric]) -> None:
-    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded.
+    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded, or that nothing is.
 
-    Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas.
+    Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas. It
+    loads no metrics of a file that was saved before they existed, as Keras 3 does.
     """
 
     def load(metric: Metric, store: Mapping[str, Tensor]) -> None:
-        type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
+        if store.keys():
+            type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
 
     for metric in [] if KERAS_3 else metrics:
         metric.load_own_variables = types.MethodType(load, metric)

@@ -216,11 +216,38 @@ def test_weights_are_loaded_into_a_new_trainer_once_it_has_seen_inputs(tmp_path)
     saved, new = small(), small()
     fit(saved, epochs=1)
     saved.save_weights(tmp_path / "of.weights.h5")
-    with pytest.raises(ValueError, match="Received: a trainer that has seen no data. Call `evaluate` with a batch first"):
+    with pytest.raises(ValueError, match="Received: a trainer that has seen no data. Call `fit` with a batch first"):
         new.load_weights(tmp_path / "of.weights.h5")
     new.predict(X[:1], verbose=0)
     new.load_weights(tmp_path / "of.weights.h5")
     assert_equal_weights(saved, new)
+
+
+def test_a_new_trainer_with_a_scaling_loads_weights_as_the_error_says(tmp_path):
+    saved, new = (tiny.trainer("adam", ["size"], target_scaling="standardize") for _ in range(2))
+    tokens, targets = tiny.data(8, missing=False)
+    sizes = {"size": targets["size"]}
+    tiny.fit_once(saved, tokens, sizes, epochs=2)
+    saved.save_weights(tmp_path / "of.weights.h5")
+    with pytest.raises(ValueError, match="Call `fit` with a batch first, all of which the weights replace"):
+        new.load_weights(tmp_path / "of.weights.h5")
+    tiny.fit_once(new, tokens[:3], {"size": 5.0 * targets["size"][:3] + 7.0}, epochs=1)
+    new.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, new)
+    np.testing.assert_array_equal(saved.predict(tokens, verbose=0)["size"], new.predict(tokens, verbose=0)["size"])
+    assert new.num_updates == saved.num_updates
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")  # as Keras does for its models
+@pytest.mark.parametrize("after", ["evaluate", "fit"])
+def test_weights_that_were_saved_before_any_targets_are_loaded(after, tmp_path):
+    saved, new = small(), small()
+    saved.predict(X, verbose=0)
+    saved.save_weights(tmp_path / "of.weights.h5")
+    fit(new, epochs=1) if after == "fit" else new.evaluate(X, {"a": Y["a"], "b": Y["b"]}, verbose=0)
+    new.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, new)
+    fit(new, epochs=1)
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")  # as Keras does for its models
@@ -240,7 +267,7 @@ def test_weights_are_loaded_into_a_new_trainer_of_built_modules(balancer, tmp_pa
     tiny.fit_once(saved, X, {"a": Y["a"], "b": Y["a"]}, epochs=1)
     saved.save_weights(tmp_path / "of.weights.h5")
     if balancer == "MoCo":  # whose state has the shapes of gradients
-        with pytest.raises(ValueError, match="a trainer that has seen no data. Call `evaluate` with a batch first"):
+        with pytest.raises(ValueError, match="a trainer that has seen no data. Call `fit` with a batch first"):
             other.load_weights(tmp_path / "of.weights.h5")
         other.evaluate(X[:1], {"a": Y["a"][:1], "b": Y["a"][:1]}, verbose=0)
     other.load_weights(tmp_path / "of.weights.h5")
