@@ -209,6 +209,26 @@ def choose_direction(callback: Callback) -> None:
         callback._set_monitor_op()
 
 
+def set_direction(callback: Callback, mode: str) -> None:
+    """Tells a callback with `mode="auto"` whether lower values of what it monitors are better, `"min"`, or higher ones.
+
+    On Keras 2, two callbacks have chosen by the name when they were made, and do not keep their `mode`: it was `"auto"`, or
+    might as well have been, if they chose as others that are made now.
+    """
+    kinds = {keras.callbacks.EarlyStopping: {}, keras.callbacks.ModelCheckpoint: {"filepath": "of the best epoch"}}
+    kind = next((kind for kind in kinds if isinstance(callback, kind)), None)
+    if getattr(callback, "mode", None) == "auto":
+        callback.mode = mode
+    elif not KERAS_3 and kind is not None:
+        chosen, right = (kind(monitor=callback.monitor, mode=each, **kinds[kind]) for each in ("auto", mode))
+        if callback.monitor_op is chosen.monitor_op and callback.monitor_op is not right.monitor_op:
+            callback.monitor_op = right.monitor_op
+            if isinstance(callback, keras.callbacks.EarlyStopping):
+                callback.min_delta *= -1
+            elif callback.best == chosen.best:
+                callback.best = right.best
+
+
 class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs: `shown` selects them."""
 

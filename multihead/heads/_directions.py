@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import keras
 
-from multihead._ground.keras import metric_direction, wrapped_function
+from multihead._ground.keras import metric_direction, set_direction, wrapped_function
 from multihead._ground.types import Callback, Metric
 from multihead.heads._metric_names import log_name
 from multihead.heads._named import NamedHead
@@ -42,13 +42,15 @@ def direction(metric: str, head: NamedHead) -> str | None:
 
 
 def resolve_monitor_modes(callbacks: Sequence[Callback], heads: Sequence[NamedHead]) -> None:
-    """Replaces the `mode` `"auto"` of callbacks that monitor a head's metric: Keras 3 cannot resolve it there."""
+    """Tells callbacks with `mode="auto"` that monitor a head's metric which values are better: Keras does not know."""
     for callback in callbacks:
         metric = getattr(callback, "monitor", None)
-        if isinstance(metric, str) and getattr(callback, "mode", None) == "auto":
+        if isinstance(metric, str):
             name = metric.removeprefix("val_")
             modes = [direction(metric, head) for head in heads if name.startswith(f"{head.name}_")]
-            callback.mode = next((mode for mode in modes if mode is not None), "auto")
+            mode = next((mode for mode in modes if mode is not None), None)
+            if mode is not None:
+                set_direction(callback, mode)
 
 
 def _metric_mode(spec: Metric) -> str | None:

@@ -14,7 +14,7 @@ from multihead._ground.calls import graph_function, with_columns_of_keras
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.tensors import in_xla, outside_of_graphs, where
 from multihead._ground.types import Function, Metric
-from multihead._ground.validation import quoted
+from multihead._ground.validation import in_short, quoted
 from multihead.heads._metric_names import snake_case
 from multihead.losses._known import (
     CLASSES,
@@ -146,22 +146,46 @@ class HeadMetric:
     def _trace(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, *, eagerly: bool) -> None:
         """Creates the variables that a metric creates in its first update, and finds whether a function returns rows.
 
-        Traces a graph, which needs only shapes and computes nothing.
+        Traces a graph, which needs only shapes and computes nothing; a user's metric of eager steps is updated with zeros.
         """
         rows = 2 + max(size or 0 for size in (*targets.shape, *predictions.shape))  # a size that no other axis has
         inner = [[rows + 1 if size is None else size for size in spec.shape[self.rank :]] for spec in (targets, predictions)]
         columns = [1] if self.rank == predictions.shape.rank else []
         specs = [tf.TensorSpec([rows, *sizes, *columns], spec.dtype) for sizes, spec in zip(inner, (targets, predictions))]
-        with outside_of_graphs(), suppress(Exception):  # whatever a metric raises for tensors without values
+        is_eager = eagerly and self._is_users
+        with outside_of_graphs():
             if self._wrapped is not None and self.over is None:
                 function: Function = self._wrapped
-                of_rows = graph_function(lambda y_true, y_pred: function(self._handed(y_true), y_pred))
-                values = of_rows.get_concrete_function(*specs).structured_outputs
-                self._weighs = bool(values.shape.rank) and values.shape[0] == rows
-            elif self.by_column or not (self.metric.variables or eagerly):
-                strategy = tf.distribute.get_strategy()
-                specs = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in specs]
-                graph_function(lambda *rows: strategy.run(self._apply, rows)).get_concrete_function(*specs)
+                with suppress(Exception):  # whatever a function raises for tensors without values
+                    of_rows = graph_function(lambda y_true, y_pred: function(self._handed(y_true), y_pred))
+                    values = of_rows.get_concrete_function(*specs).structured_outputs
+                    self._weighs = bool(values.shape.rank) and values.shape[0] == rows
+            elif self.by_column or not ((self.metric.variables or is_eager) and self._has_result()):
+                try:
+                    self._create_variables(specs, eagerly=is_eager)
+                except Exception as error:
+                    if not self._has_result():
+                        raise ValueError(
+                            f"`metrics` of head {self._head!r} must take its targets and predictions. Received: "
+                            f"{self.metric.name!r} for targets of shape {targets.shape} and predictions of shape "
+                            f"{predictions.shape}. The metric says: {in_short(error)}"
+                        ) from error
+
+    def _has_result(self) -> bool:
+        try:
+            self.metric.result()
+        except Exception:  # noqa: BLE001 - whatever a metric raises before its first update
+            return False
+        return True
+
+    def _create_variables(self, specs: Sequence[tf.TensorSpec], *, eagerly: bool) -> None:
+        if eagerly:
+            self._apply(*(tf.zeros(spec.shape, spec.dtype) for spec in specs))
+            self.metric.reset_state()
+        else:
+            strategy = tf.distribute.get_strategy()
+            specs = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in specs]
+            graph_function(lambda *rows: strategy.run(self._apply, rows)).get_concrete_function(*specs)
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, *, are_weighted: bool = False) -> None:
         """Adds the labelled rows of a batch; a row's weight is the mean of the weights of its elements."""

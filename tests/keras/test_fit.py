@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from multihead import MultiHeadTrainer, losses
+from multihead import Head, MultiHeadTrainer, losses
 from tests.helpers import tiny
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -198,6 +198,39 @@ def test_callbacks_know_whether_a_statistic_of_a_head_is_better_lower_or_higher(
     found = [callback.monitor_op for callback in callbacks]
     assert [bool(found[0](1.0, 2.0)), bool(found[2](1.0, 2.0))] == [is_better == "less"] * 2
     assert (tmp_path / "best.weights.h5").exists()
+
+
+VALUES = {
+    "val_b_auc": "greater", "val_b_precision": "greater", "val_b_f1": "greater", "val_b_mean_squared_error": "less",
+    "val_account_loss": "less", "account_mean_squared_error": "less", "account_auc": "greater", "val_loss": "less",
+}  # fmt: skip
+
+
+@pytest.mark.first_cases(3)
+@pytest.mark.parametrize("monitor", VALUES)
+def test_callbacks_of_each_stack_choose_the_same_direction(monitor, tmp_path):
+    """Also where Keras 2 goes by a part of the name."""
+
+    def head():
+        f1 = keras.metrics.F1Score(average="macro", threshold=0.5, name="f1")
+        kinds = {
+            "auc": keras.metrics.AUC,
+            "precision": keras.metrics.Precision,
+            "mean_squared_error": keras.metrics.MeanSquaredError,
+        }
+        metrics = [f1, *(kind(name=name) for name, kind in kinds.items())]
+        return Head(keras.layers.Dense(1, "sigmoid"), "binary_crossentropy", metrics=metrics)
+
+    trainer = MultiHeadTrainer(keras.layers.Dense(2), {"b": head(), "account": head()})
+    trainer.compile("sgd")
+    path = str(tmp_path / "best.weights.h5")
+    stop = keras.callbacks.EarlyStopping(monitor, min_delta=0.1, patience=9, restore_best_weights=True)
+    kept = keras.callbacks.ModelCheckpoint(path, monitor, save_best_only=True, save_weights_only=True)
+    y = {name: (X[:, :1] > 0).astype("float32") for name in ("b", "account")}
+    history = trainer.fit(X, y, validation_data=(X, y), epochs=3, verbose=0, callbacks=[stop, kept])
+    best = (np.min if VALUES[monitor] == "less" else np.max)(history.history[monitor])
+    np.testing.assert_allclose([kept.best, bool(stop.monitor_op(2.0, 1.0))], [best, VALUES[monitor] == "greater"], rtol=1e-6)
+    assert (stop.min_delta > 0) == (VALUES[monitor] == "greater")
 
 
 NAN = float("nan")

@@ -142,3 +142,64 @@ def test_the_shapes_say_which_accuracy_and_crossentropy(targets, predictions, fo
     for name in ("accuracy", "crossentropy"):
         metric = resolve_metric(name, tf.TensorSpec(targets), tf.TensorSpec(predictions), "a")
         assert type(metric).__name__ == form + name.title() and metric.name == name
+
+
+class Late(keras.metrics.Metric):
+    """The mean of the targets; a variable is made in the first update, beside one that is there before."""
+
+    reads = "rows"
+
+    def __init__(self, name="late"):
+        super().__init__(name=name)
+        self.rows, self.sums = self.add_weight(name="rows", initializer="zeros", shape=()), None
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if self.sums is None:
+            self.sums = self.add_weight(name="sums", initializer="zeros", shape=(y_true.shape[-1],))
+        self.rows.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+        self.sums.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32), axis=0))
+
+    def result(self):
+        return tf.reduce_sum(tf.convert_to_tensor(self.sums) / tf.convert_to_tensor(self.rows))
+
+    def reset_state(self):
+        for variable in self.variables:
+            variable.assign(tf.zeros(variable.shape))
+
+
+LATE = {
+    "own": Late,
+    "F1Score": lambda: keras.metrics.F1Score(average="macro", name="late"),
+    "FBetaScore": lambda: keras.metrics.FBetaScore(average="micro", beta=2.0, name="late"),
+    "R2Score": lambda: keras.metrics.R2Score(num_regressors=1, name="late"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*independent predictors")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("kind", LATE)
+def test_a_metric_may_make_variables_in_its_first_update(kind, run_eagerly):
+    """Against the metric itself, updated by hand; in every epoch."""
+    if kind == "R2Score" and not run_eagerly:
+        pytest.skip("Keras itself cannot compute it in a graph")
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    y = np.eye(3, dtype="float32")[np.arange(12) % 3]
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("kind", keras.layers.Dense(3, "softmax"), "categorical_crossentropy", metrics=[LATE[kind]()])
+    trainer.compile(keras.optimizers.SGD(0.0), run_eagerly=run_eagerly)
+    found = trainer.fit(x, {"kind": y}, batch_size=12, epochs=2, verbose=0).history["kind_late"]
+    metric = LATE[kind]()
+    metric.update_state(y, trainer.heads["kind"].module(trainer.encoder(x)))
+    np.testing.assert_allclose(found, [np.array(metric.result())] * 2, rtol=1e-5, atol=1e-6)
+
+
+def test_a_metric_that_fails_in_its_first_update_says_why():
+    class Failing(Late):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            raise TypeError("no such thing as a mean")
+
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("kind", keras.layers.Dense(3), "mse", metrics=[Failing()])
+    trainer.compile("sgd")
+    with pytest.raises(ValueError, match="`metrics` of head 'kind' must take its targets.*says: .*no such thing as a mean"):
+        trainer.fit(np.zeros([4, 2]), {"kind": np.zeros([4, 3])}, verbose=0)
