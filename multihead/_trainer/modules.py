@@ -80,7 +80,7 @@ def build_modules(
                 predictions[head.name] = shown._replace(read_by_loss=read)
             if is_new:
                 check_count(head, targets, shown.spec)
-                if shown.masked and head.is_trained:
+                if shown.mask_may_change and head.is_trained:
                     _check_mask(encoder, head, specs)
     return replace(shapes, predictions={**known.predictions, **predictions})
 
@@ -300,7 +300,16 @@ def _trace_head(
     # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
     shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
     spec = tf.TensorSpec(shape, predictions.dtype)
-    return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
+    mask: Nested = keras_mask(predictions)
+    return Predictions(spec, mask is not None, tuple(depends), mask_may_change=mask is not None and _may_change(mask))
+
+
+def _may_change(mask: tf.Tensor) -> bool:
+    """Whether a mask of inference may be another in training: that of ids, which depends on no other numbers, is not."""
+    if not hasattr(mask, "graph"):
+        return True
+    inputs = (tensor for operation in operations_behind(mask) for tensor in operation.inputs)
+    return any(tensor.dtype.is_floating or tensor.dtype == tf.resource for tensor in inputs)
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
