@@ -168,8 +168,8 @@ def next_tag_logits(
         allowed: The allowed sequences.
 
     Returns:
-        Float `[batch, time, num_tags]`; finite also at absent words, where the numbers mean nothing. NaN from a word on that
-        is present and has a tag of `num_tags` or more.
+        Float `[batch, time, num_tags]`; finite also at absent words, where the numbers mean nothing. NaN at a present
+        word with a tag of `num_tags` or more, and at all words after it.
     """
     chain = _Chain.of(logits, transitions, start, end, mask, allowed)
     size = chain.logits.shape[2]

@@ -92,13 +92,15 @@ def _of_pandas(frame: Any) -> np.ndarray:
     if values.dtype != object:
         return values
     missing = frame.isna().to_numpy()
-    are_numbers = all(isinstance(element, (bool, int, float, np.bool_, np.number)) for element in values[~missing])
-    return np.where(missing, np.nan, values).astype("float64") if are_numbers else values
+    present = values[~missing]
+    if not present.size or not all(isinstance(element, (bool, int, float, np.bool_, np.number)) for element in present):
+        return values
+    return np.where(missing, np.nan, values).astype("float64") if missing.any() else np.array(values.tolist())
 
 
 def _check_digits(argument: str, value: Any, taken: Tensor) -> None:
     """Checks that the numbers of each column of targets differ as they did before they were rounded."""
-    given = value.to_numpy() if hasattr(value, "iloc") else np.asarray(value)
+    given = _of_pandas(value) if hasattr(value, "iloc") else np.asarray(value)
     if given.dtype != np.float64 or taken.dtype != np.float32 or not given.size:
         return
     columns, rounded = (np.reshape(array, (-1, array.shape[-1] if array.ndim > 1 else 1)).T for array in (given, taken))

@@ -157,14 +157,17 @@ _ON_RESOURCES = (
 )
 
 
+_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+
+
 def operations_behind(result: tf.Tensor) -> list[tf.Operation]:
-    """The operations of a graph that a tensor depends on."""
+    """The operations of a graph that a tensor's values depend on; not those of which only the shape is read."""
     found, waiting = dict[str, tf.Operation](), [result.op]
     while waiting:
         operation = waiting.pop()
         if operation.name not in found:
             found[operation.name] = operation
-            waiting += [tensor.op for tensor in operation.inputs]
+            waiting += [] if operation.type in _OF_SHAPES else [tensor.op for tensor in operation.inputs]
     return list(found.values())
 
 
@@ -327,6 +330,8 @@ def call_module(module: Layer, *args: Nested, training: bool, step: Tensor = Non
     module._clear_losses()
     signature = inspect.signature(module.call)
     parameters, accepted = signature.parameters, signature.parameters.get("step")
+    if accepted is not None and next(iter(parameters)) == "step":
+        accepted = None  # an input of this name
     if accepted is not None:
         is_taken = accepted.kind is not accepted.KEYWORD_ONLY and list(parameters).index("step") < len(args)
         if is_taken or accepted.default is accepted.empty:

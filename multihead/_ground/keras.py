@@ -212,17 +212,21 @@ def choose_direction(callback: Callback) -> None:
 def set_direction(callback: Callback, mode: str) -> None:
     """Tells a callback with `mode="auto"` whether lower values of what it monitors are better, `"min"`, or higher ones.
 
-    On Keras 2, two callbacks have chosen by the name when they were made, and do not keep their `mode`: it was `"auto"`, or
-    might as well have been, if they chose as others that are made now.
+    On Keras 2, two callbacks choose by the name when they are made, and do not keep their `mode`: one that chose as `"auto"`
+    does is taken for one with `"auto"`, with a warning.
     """
     kinds = {keras.callbacks.EarlyStopping: {}, keras.callbacks.ModelCheckpoint: {"filepath": "of the best epoch"}}
     kind = next((kind for kind in kinds if isinstance(callback, kind)), None)
     if getattr(callback, "mode", None) == "auto":
         callback.mode = mode
     elif not KERAS_3 and kind is not None:
+        # Made only to see what Keras chooses.
         chosen, right = (kind(monitor=callback.monitor, mode=each, **kinds[kind]) for each in ("auto", mode))
         if callback.monitor_op is chosen.monitor_op and callback.monitor_op is not right.monitor_op:
             callback.monitor_op = right.monitor_op
+            which = "higher" if mode == "max" else "lower"
+            text = f"{which} values of {callback.monitor!r} are better, and are for {kind.__name__}; pass `mode={mode!r}`."
+            warnings.warn(text, UserWarning, stacklevel=2)
             if isinstance(callback, keras.callbacks.EarlyStopping):
                 callback.min_delta *= -1
             elif callback.best == chosen.best:
@@ -334,7 +338,7 @@ def spec_of_one_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 def load_as_arrays(metrics: Iterable[Metric]) -> None:
-    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded, or that nothing is.
+    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded, or none.
 
     Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas. It
     loads no metrics of a file that was saved before they existed, as Keras 3 does.

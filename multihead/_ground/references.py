@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -22,11 +23,13 @@ _ENDS = (types.ModuleType, type, str, bytes, int, float, np.ndarray, tf.Tensor, 
 def unchanged(root: object) -> Iterator[None]:
     """A context, in eager mode, after which what a function or an object refers to has the values that it had before.
 
-    These are variables, the attributes of objects that are no layers, and the global random numbers of Python and NumPy.
+    These are variables, the attributes of objects that are no layers, and the global random numbers of Python and NumPy; not
+    what a list, a dict or an array holds.
     """
     parts, numbers = list(referenced([root])), random_numbers()
     variables = [(part, tf.identity(part)) for part in parts if isinstance(part, tf.Variable)]
-    objects = [part for part in parts if not isinstance(part, (tf.Module, tf.Variable)) and hasattr(part, "__dict__")]
+    kept = (tf.Module, keras.layers.Layer, tf.Variable)
+    objects = [part for part in parts if not isinstance(part, kept) and hasattr(part, "__dict__")]
     attributes = [(vars(part), dict(vars(part))) for part in objects]
     try:
         yield
@@ -34,8 +37,9 @@ def unchanged(root: object) -> Iterator[None]:
         for variable, value in variables:
             variable.assign(value)
         for own, values in attributes:
-            own.clear()
-            own.update(values)
+            for name in own.keys() - values.keys():
+                del own[name]
+            own.update({name: value for name, value in values.items() if name not in own or own[name] is not value})
         restore_random_numbers(numbers)
 
 

@@ -63,7 +63,8 @@ def build_modules(
     Modules that are not traced run on `sample`, some examples; None makes some of ones and zeros.
     """
     shapes = trace_predictions(encoder, heads, specs, known.predictions, sample, eagerly=eagerly)
-    predictions, coupled = dict(shapes.predictions), [head for head in heads if head.loss.couples_rows]
+    predictions, masked = dict(shapes.predictions), list[NamedHead]()
+    coupled = [head for head in heads if head.loss.couples_rows]
     if coupled:
         have_rows = leaves_with_rows(encoder, specs.inputs)
         for head in coupled:
@@ -80,8 +81,10 @@ def build_modules(
                 predictions[head.name] = shown._replace(read_by_loss=read)
             if is_new:
                 check_count(head, targets, shown.spec)
-                if shown.mask_may_change and head.is_trained:
-                    _check_mask(encoder, head, specs)
+                if shown.masked and head.is_trained:
+                    masked.append(head)
+    if masked:
+        _check_masks(encoder, masked, specs)
     return replace(shapes, predictions={**known.predictions, **predictions})
 
 
@@ -178,33 +181,48 @@ def trace_predictions(
     return replace(shapes, predictions=predictions)
 
 
-def _check_mask(encoder: Layer, head: NamedHead, specs: Batch) -> None:
+def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch) -> None:
     """Raises a `ValueError` if the mask of a head's predictions, which says what counts, may be another one in training.
 
     An update counts its labels before its forward pass, in inference mode.
     """
-    kinds, depends = list[list[str]](), False
+    by_mode = list[dict[str, tuple[bool, list[tuple[str, bytes]]]]]()
+    for training in (False, True):
+        masks = dict[str, Tensor]()
 
-    def forward(inputs: Nested, targets: Tensor, training: bool) -> None:
-        nonlocal depends
-        representation = DetachedRepresentation(call_encoder(encoder, inputs, training=training)).nest
-        mask: Nested = keras_mask(head.predict(representation, head.like_scaled(targets), training=training))
-        behind = operations_behind(mask)
-        written = written_resources(mask.graph.get_operations())
-        depends |= bool(kinds_with_state(mask.graph, mask))
-        depends |= any(tensor.name in written for operation in behind for tensor in operation.inputs)
-        kinds.append(sorted(operation.type for operation in behind if operation.type != "Identity"))
+        def forward(inputs: Nested, targets: Nested, training: bool = training, masks: dict[str, Tensor] = masks) -> None:
+            step = tf.zeros([], tf.int64) if training else None
+            representation = DetachedRepresentation(call_encoder(encoder, inputs, training=training, step=step)).nest
+            for head in heads:
+                own = head.like_scaled(targets[head.name])
+                masks[head.name] = keras_mask(head.predict(representation, own, training=training, step=step))
 
-    with suppress(Exception):  # Python that depends on values; others have been traced
-        for training in (False, True):
-            graph_function(forward).get_concrete_function(specs.inputs, specs.targets[head.name], training)
-    if depends or any(own != kinds[0] for own in kinds):
-        raise ValueError(
-            f"The module of head {head.name!r} must give a Keras mask that is the same in training and inference, since "
-            "labels are counted before an update's forward pass. Received: a mask that is computed in another way in "
-            "training, or depends on random numbers or a state. Mask before layers such as dropout, or pass the mask as "
-            "`sample_weight`."
-        )
+        with suppress(Exception):  # Python that depends on values; others have been traced
+            graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
+        by_mode.append({name: _form_of(mask) for name, mask in masks.items()})
+    for head in heads:
+        forms = [forms[head.name] for forms in by_mode if head.name in forms]
+        if any(has_state for has_state, _ in forms) or any(form != forms[0] for form in forms):
+            raise ValueError(
+                f"The module of head {head.name!r} must give a Keras mask that is the same in training and inference, since "
+                "labels are counted before an update's forward pass. Received: a mask that is computed in another way in "
+                "training, or depends on random numbers or a state. Mask before layers such as dropout, or pass the mask as "
+                "`sample_weight`."
+            )
+
+
+def _form_of(mask: tf.Tensor | None) -> tuple[bool, list[tuple[str, bytes]]]:
+    """Whether a mask depends on a state that the pass changes, and the operations and constants that it comes from."""
+    if mask is None or not hasattr(mask, "graph"):
+        return False, []
+    behind, written = operations_behind(mask), written_resources(mask.graph.get_operations())
+    has_state = any(tensor.name in written for operation in behind for tensor in operation.inputs)
+    parts = [
+        (operation.type, operation.get_attr("value").SerializeToString() if operation.type == "Const" else b"")
+        for operation in behind
+        if operation.type != "Identity"
+    ]
+    return has_state or bool(kinds_with_state(mask.graph, mask)), sorted(parts)
 
 
 def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
@@ -300,16 +318,7 @@ def _trace_head(
     # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
     shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
     spec = tf.TensorSpec(shape, predictions.dtype)
-    mask: Nested = keras_mask(predictions)
-    return Predictions(spec, mask is not None, tuple(depends), mask_may_change=mask is not None and _may_change(mask))
-
-
-def _may_change(mask: tf.Tensor) -> bool:
-    """Whether a mask of inference may be another in training: that of ids, which depends on no other numbers, is not."""
-    if not hasattr(mask, "graph"):
-        return True
-    inputs = (tensor for operation in operations_behind(mask) for tensor in operation.inputs)
-    return any(tensor.dtype.is_floating or tensor.dtype == tf.resource for tensor in inputs)
+    return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:

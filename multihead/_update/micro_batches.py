@@ -6,6 +6,7 @@ of all examples in one batch, even if the micro-batches differ in size. In a gra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -60,22 +61,24 @@ def splittable(batch: Batch, number: int) -> Batch:
     (first, expected), *others = [(name, batch_size(leaf) if leaf.shape.rank != 0 else 0) for name, leaf in named]
     checks = []
     for name, count in others:
-
-        def message(count: Tensor = count, expected: Tensor = expected, name: str = name) -> list[str | tf.Tensor]:
-            rule = "`micro_batches` above 1 splits every input, target and weight by rows, one for each example"
-            received = f"{rule}. Received: micro_batches={number}, {name} with "
-            remedy = "Pass micro_batches=1, or repeat for each example what belongs to all, or keep it in a layer."
-            return [received, count, f" rows, and {first} with ", expected, f". {remedy}"]
-
+        explain = functools.partial(_different_rows, number, name, first)
         known = [tf.get_static_value(value) for value in (count, expected)]
         if None in known:
             if in_xla():  # which ignores assertions, but fails here
                 checks.append(tf.reshape(tf.range(count), [expected]))
-            checks += stop_unless(tf.equal(count, expected), message)
+            checks += stop_unless(tf.equal(count, expected), functools.partial(explain, count, expected))
         elif known[0] != known[1]:
-            raise ValueError("".join(map(str, message(*known))))
+            raise ValueError("".join(map(str, explain(*known))))
     with tf.control_dependencies(checks):
         return copied(batch) if checks else batch
+
+
+def _different_rows(number: int, name: str, first: str, count: Tensor, expected: Tensor) -> list[str | tf.Tensor]:
+    """The parts of an error message."""
+    rule = "`micro_batches` above 1 splits every input, target and weight by rows, one for each example"
+    remedy = "Pass micro_batches=1, or repeat for each example what belongs to all, or keep it in a layer."
+    received = f"{rule}. Received: micro_batches={number}, {name} with "
+    return [received, count, f" rows, and {first} with ", expected, f". {remedy}"]
 
 
 def _named_leaves(name: str, nest: Nested) -> list[tuple[str, Tensor]]:

@@ -57,7 +57,6 @@ class Predictions(NamedTuple):
     leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
     # The trainable variables of the encoder and the heads that the loss itself reads
     read_by_loss: tuple[Variable, ...] = ()
-    mask_may_change: bool = False  # whether a trace in inference mode leaves open what the mask is in training
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,9 @@ def loss_terms(
         for batch in labels:
             sizes = list(batch.targets.shape[: max(rank - 1, 1)])  # the spec has those of the first batch
             shape = [*sizes, *spec.shape[len(sizes) :]]
-            numbers = np.asarray(constant[0] if rank == 1 else constant) + noise * random.standard_normal(shape)
-            predictions = tf.constant(numbers, tf.float32)
+            predictions = tf.broadcast_to(tf.constant(constant[0] if rank == 1 else constant, tf.float32), shape)
+            if noise:
+                predictions += tf.constant(noise * random.standard_normal(shape), tf.float32)
             loss_sum += float(head.loss_sum(batch.targets, predictions, batch.weights))
             count += float(head.count(batch.targets, predictions, batch.weights))
     except (ValueError, TypeError, tf.errors.OpError):

@@ -119,7 +119,8 @@ def judge(
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
     if depends == DIFFERENCES and is_own(head.loss):
         if not _is_of_differences(head, spec, rows):
-            depends, is_number = None, False
+            depends = None
+            is_number = is_number and (has_columns or not rows.batches[0].targets.dtype.is_integer)  # otherwise classes
         elif not _is_the_same_scaled(head, spec, rows):
             depends, why = None, _OWN_SCALE
     summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))), why=why)

@@ -44,11 +44,12 @@ def _fault_of_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.Ten
 
     compute: Function = counts
     try:
-        compute = traced = graph_function(counts).get_concrete_function(targets, predictions)
+        traced = graph_function(counts).get_concrete_function(targets, predictions)
     except Exception:  # noqa: BLE001 - another check reports what is wrong with the head
         if not head.loss.runs_eagerly:
             return None
     else:
+        compute = counts if head.loss.runs_eagerly else traced
         if written_resources(traced.graph.get_operations()):
             return "which changes variables, and is called once more for its count"
         if kinds_with_state(traced.graph, traced.graph.outputs[0]):

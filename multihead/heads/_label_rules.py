@@ -14,6 +14,8 @@ from multihead.losses._known import CLASSES, ELEMENTS, aligned_shape, with_colum
 
 _ROUNDING = 1e-3
 """How far rounding may move soft labels out of their range."""
+_ROUNDING_OF_SUMS = 0.05
+"""The same for the sum of a row of probabilities, which may be of bfloat16."""
 _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
 
 
@@ -162,7 +164,8 @@ def find_problems(
     ]
     if spec.class_weight is not None and has_columns:
         wide = tf.cast(values, tf.float64)
-        is_broken = tf.reduce_any(wide < -_ROUNDING, axis=-1) | (tf.abs(tf.reduce_sum(wide, axis=-1) - 1.0) > _ROUNDING)
+        is_one = tf.abs(tf.reduce_sum(wide, axis=-1) - 1.0) < _ROUNDING_OF_SUMS
+        is_broken = ~is_one | tf.reduce_any(wide < -_ROUNDING, axis=-1)
         rule = f"{spec.targets} must be rows of zeros and a single 1, or probabilities, since the head has a `class_weight`"
         remedy = "For several labels in a row, let the loss give a value for each, or weight the rows by `sample_weight`."
         is_present = None if present is None else tf.reduce_all(present, axis=-1)

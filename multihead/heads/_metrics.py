@@ -172,6 +172,7 @@ class HeadMetric:
                         ) from error
 
     def _has_result(self) -> bool:
+        """Whether the metric has a result; without one, it lacks variables."""
         try:
             self.metric.result()
         except Exception:  # noqa: BLE001 - whatever a metric raises before its first update
@@ -180,7 +181,7 @@ class HeadMetric:
 
     def _create_variables(self, specs: Sequence[tf.TensorSpec], *, eagerly: bool) -> None:
         if eagerly:
-            self._apply(*(tf.zeros(spec.shape, spec.dtype) for spec in specs))
+            self._apply(*(tf.zeros([1, *spec.shape[1:]], spec.dtype) for spec in specs))
             self.metric.reset_state()
         else:
             strategy = tf.distribute.get_strategy()

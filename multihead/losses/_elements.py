@@ -125,7 +125,8 @@ class ElementLoss:
     @property
     def label_smoothing(self) -> float:
         """The part of a label that `SequenceCrossentropy` spreads over all classes."""
-        return float(getattr(getattr(self._function, "__self__", None), "label_smoothing", 0.0))
+        loss = getattr(self._function, "__self__", None)
+        return loss.label_smoothing if isinstance(loss, SequenceCrossentropy) else 0.0
 
     @property
     def is_undeclared(self) -> bool:

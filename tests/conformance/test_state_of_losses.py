@@ -81,3 +81,32 @@ def test_trying_out_draws_no_random_numbers_of_numpy():
         drawn.append(np.random.random())
     keras.utils.set_random_seed(0)
     assert drawn == [np.random.random(2)[-1]] * 2
+
+
+def test_a_layer_that_trying_out_builds_stays_built():
+    """Its attributes are its own; only what it is told to train is no head's."""
+
+    class Frozen(keras.losses.Loss):
+        def __init__(self):
+            super().__init__(name="frozen")
+            self.dense = keras.layers.Dense(3)
+            self.dense.trainable = False
+
+        def call(self, y, p):
+            return tf.reduce_sum((self.dense(y) - self.dense(p)) ** 2, axis=-1)
+
+    trainer = fitted(Frozen(), run_eagerly=True)
+    assert int(np.array(trainer.update_count)) == 4
+
+
+@pytest.mark.parametrize("smoothing", [None, [0.1, 0.2], "none"])
+def test_an_attribute_of_ones_own_may_have_any_name(smoothing):
+    class Smoothed(keras.losses.Loss):
+        def __init__(self):
+            super().__init__(name="smoothed")
+            self.label_smoothing = smoothing
+
+        def call(self, y, p):
+            return tf.reduce_sum((y - p) ** 2, axis=-1)
+
+    assert int(np.array(fitted(Smoothed()).update_count)) == 4

@@ -148,3 +148,12 @@ def test_a_value_for_several_axes_of_labels_has_no_class():
     trainer.compile("sgd")
     with pytest.raises(ValueError, match=r"`class_weight` of head 'kind' needs a loss that gives a value for each class"):
         trainer.fit(X[:, None], {"kind": np.zeros([10, 1, 3], int)}, verbose=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_soft_labels_of_any_precision_have_the_class_of_their_largest(dtype):
+    soft = tf.nn.softmax(np.random.default_rng(0).normal(size=(10, 12)).astype("float32"))
+    trainer = MultiHeadTrainer(dense(1, 4))
+    trainer.add_head("kind", dense(2, 12, activation="softmax"), "categorical_crossentropy", class_weight={0: 2.0})
+    trainer.compile("sgd")
+    assert np.isfinite(trainer.fit(tf.constant(X), {"kind": tf.cast(soft, dtype)}, verbose=0).history["loss"]).all()

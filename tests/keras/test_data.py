@@ -14,6 +14,7 @@ import scipy.sparse
 import tensorflow as tf
 
 from multihead import Head, MultiHeadTrainer
+from multihead._data.reading import as_arrays
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
@@ -306,6 +307,20 @@ def test_what_pandas_calls_missing_is_missing(dtype, form):
         losses.append(trainer.fit(X, {"size": y}, verbose=0, shuffle=False).history["size_loss"])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     assert np.isfinite(losses[0]).all()
+
+
+def test_whole_numbers_of_pandas_stay_whole_where_none_is_missing():
+    pandas = pytest.importorskip("pandas")
+    large = [2**24 + 1, 3, 5, 7] * 3
+    frame = pandas.DataFrame({"id": np.array(large[: len(X)]), "flag": [True, False] * (len(X) // 2)})
+    read = as_arrays("x", frame)
+    assert read.dtype.kind == "i" and read[0].tolist() == [2**24 + 1, 1]
+    trainer = make(1)
+    times = pandas.Series([1_600_000_000 + i if i else None for i in range(len(X))], dtype=object)
+    with pytest.raises(ValueError, match="must keep its differences"):
+        trainer.fit(X, {"size": times}, verbose=0)
+    with pytest.raises(TypeError, match="must be numbers of one dtype"):
+        trainer.fit(X, {"size": pandas.Series([None] * len(X), dtype=object)}, verbose=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- errors

@@ -206,6 +206,7 @@ VALUES = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:(lower|higher) values of")
 @pytest.mark.first_cases(3)
 @pytest.mark.parametrize("monitor", VALUES)
 def test_callbacks_of_each_stack_choose_the_same_direction(monitor, tmp_path):
