@@ -28,7 +28,7 @@ from multihead._ground.references import referenced, unchanged
 from multihead._ground.tensors import has_gradients, where
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
-from multihead._update.network import Predictions
+from multihead._update.network import MaskForm, Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._counts import check_count
 from multihead.heads._labels import missing
@@ -84,7 +84,7 @@ def build_modules(
                 if shown.masked and head.is_trained:
                     masked.append(head)
     if masked:
-        _check_masks(encoder, masked, specs)
+        _check_masks(encoder, masked, specs, {head.name: predictions[head.name].mask_form for head in masked})
     return replace(shapes, predictions={**known.predictions, **predictions})
 
 
@@ -181,13 +181,13 @@ def trace_predictions(
     return replace(shapes, predictions=predictions)
 
 
-def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch) -> None:
+def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, MaskForm | None]) -> None:
     """Raises a `ValueError` if the mask of a head's predictions, which says what counts, may be another one in training.
 
-    An update counts its labels before its forward pass, in inference mode.
+    An update counts its labels before its forward pass, in inference mode, whose forms are `known` unless it ran eagerly.
     """
-    by_mode = list[dict[str, tuple[bool, list[tuple[str, bytes]]]]]()
-    for training in (False, True):
+    by_mode: list[Mapping[str, MaskForm | None]] = [known]
+    for training in (False, True) if None in known.values() else (True,):
         masks = dict[str, Tensor]()
 
         def forward(inputs: Nested, targets: Nested, training: bool = training, masks: dict[str, Tensor] = masks) -> None:
@@ -201,7 +201,7 @@ def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch) -> No
             graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
         by_mode.append({name: _form_of(mask) for name, mask in masks.items()})
     for head in heads:
-        forms = [forms[head.name] for forms in by_mode if head.name in forms]
+        forms = [form for form in (forms.get(head.name) for forms in by_mode) if form is not None]
         if any(has_state for has_state, _ in forms) or any(form != forms[0] for form in forms):
             raise ValueError(
                 f"The module of head {head.name!r} must give a Keras mask that is the same in training and inference, since "
@@ -211,10 +211,12 @@ def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch) -> No
             )
 
 
-def _form_of(mask: tf.Tensor | None) -> tuple[bool, list[tuple[str, bytes]]]:
-    """Whether a mask depends on a state that the pass changes, and the operations and constants that it comes from."""
-    if mask is None or not hasattr(mask, "graph"):
+def _form_of(mask: tf.Tensor | None) -> MaskForm | None:
+    """Whether a mask depends on a state that the pass changes, and what it comes from; None for one that ran eagerly."""
+    if mask is None:
         return False, []
+    if not hasattr(mask, "graph"):
+        return None
     behind, written = operations_behind(mask), written_resources(mask.graph.get_operations())
     has_state = any(tensor.name in written for operation in behind for tensor in operation.inputs)
     parts = [
@@ -318,7 +320,8 @@ def _trace_head(
     # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
     shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
     spec = tf.TensorSpec(shape, predictions.dtype)
-    return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
+    mask: Nested = keras_mask(predictions)
+    return Predictions(spec, mask is not None, tuple(depends), mask_form=_form_of(mask))
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:

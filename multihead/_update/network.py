@@ -49,6 +49,10 @@ class ByOwner(NamedTuple):
         return ByOwner(list(values[: len(self.encoder)]), list(values[len(self.encoder) : end]), list(values[end:]))
 
 
+MaskForm = tuple[bool, list[tuple[str, bytes]]]
+"""Of a Keras mask: whether it depends on a state, and the kinds of operations, with the constants, that it comes from."""
+
+
 class Predictions(NamedTuple):
     """Properties of a head's predictions, known before any data."""
 
@@ -57,6 +61,7 @@ class Predictions(NamedTuple):
     leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
     # The trainable variables of the encoder and the heads that the loss itself reads
     read_by_loss: tuple[Variable, ...] = ()
+    mask_form: MaskForm | None = None  # of the mask in inference mode, if a trace has shown it
 
 
 @dataclass(frozen=True)
