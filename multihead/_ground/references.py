@@ -20,12 +20,15 @@ _ENDS = (types.ModuleType, type, str, bytes, int, float, np.ndarray, tf.Tensor, 
 
 
 @contextmanager
-def unchanged(root: object) -> Iterator[None]:
-    """A context, in eager mode, after which what a function or an object refers to has the values that it had before.
+def unchanged(root: object, *, eagerly: bool) -> Iterator[None]:
+    """A context after which what a function or an object refers to has the values that it had before, if it runs `eagerly`.
 
-    These are variables, the attributes of objects that are no layers, and the global random numbers of Python and NumPy; not
-    what a list, a dict or an array holds.
+    A trace computes nothing. The values are variables, the attributes of objects that are no layers, and the global random
+    numbers of Python and NumPy; not what a list, a dict or an array holds.
     """
+    if not eagerly:
+        yield
+        return
     parts, numbers = list(referenced([root])), random_numbers()
     variables = [(part, tf.identity(part)) for part in parts if isinstance(part, tf.Variable)]
     kept = (tf.Module, keras.layers.Layer, tf.Variable)

@@ -244,8 +244,7 @@ def evaluating(trainer: KerasTrainer, state: TrainerState, *, validates: bool = 
     """A context of an evaluation, after which, while `fit` runs, the metrics of the epoch are as before.
 
     A callback may evaluate at any batch, with the current weights of heads. Training and evaluation share the metrics,
-    which an evaluation resets. With `validates`, it is the validation of `fit`, with the weights from
-    its beginning.
+    which an evaluation resets. With `validates`, it is the validation of `fit`, with the weights from its beginning.
     """
     built = state.built
     if state.phase is None or built is None:

@@ -7,7 +7,7 @@ does not have; there the pass is a real one, on a sample of the data, and what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import keras
@@ -365,7 +365,7 @@ def read_by_loss(
             head.losses(head.like_scaled(clean), predictions, weights)
         read[:] = reading.variables()
 
-    with unchanged(head.loss.original) if eagerly else nullcontext():
+    with unchanged(head.loss.original, eagerly=eagerly):
         try:
             graph_function(call).get_concrete_function(targets, predictions)
         except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss

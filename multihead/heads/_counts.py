@@ -6,7 +6,7 @@ An update needs the count before the predictions are known. This trial with made
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +28,7 @@ def check_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.TensorS
     fails for made-up rows is accepted.
     """
     if head.loss.has_count:
-        with unchanged(head.loss.original) if head.loss.runs_eagerly else nullcontext():
+        with unchanged(head.loss.original, eagerly=head.loss.runs_eagerly):
             fault = _fault_of_count(head, targets, predictions)
         if fault is not None:
             raise ValueError(

@@ -179,7 +179,7 @@ class ElementLoss:
                 return computed(zeros(targets), zeros(predictions))
 
         try:
-            with unchanged(self.original) if self.runs_eagerly else nullcontext():
+            with unchanged(self.original, eagerly=self.runs_eagerly):
                 values, counts = tried()
         except Exception as error:
             first = failures[0] if failures else error
