@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._data.batch import batch_size
 from multihead._ground import replicas
-from multihead._ground.calls import in_inference_mode
+from multihead._ground.calls import graph_function, in_inference_mode
+from multihead._ground.tape import PersistentTape
 from multihead._ground.tensors import added, all_hold, as_real, computed_if, is_finite, like_complex, scaled, where
 from multihead._ground.types import Gradient, Nested, Tensor
 from multihead._update.labels import Labels, measure, rows_for, runs
@@ -63,14 +65,12 @@ class Sums(NamedTuple):
 
 
 class EncoderPass:
-    """The forward pass of a micro-batch through the encoder, and `num_backward` backward passes."""
+    """The forward pass of a micro-batch through the encoder, and any number of backward passes."""
 
-    def __init__(self, network: Network, inputs: Nested, weights: LossWeights, *, num_backward: int = 1) -> None:
+    def __init__(self, network: Network, inputs: Nested, weights: LossWeights) -> None:
         self.network, self._inputs, self._weights = network, inputs, weights
-        self._variables = network.trained(network.encoder_tensors) if num_backward else []
-        # Through recurrent layers, the one backward pass of a tape that is not persistent takes a tenth less of a step.
-        with tf.GradientTape(watch_accessed_variables=False, persistent=num_backward > 1) as self._tape:
-            self._tape.watch(self._variables)
+        self._variables = network.trained(network.encoder_tensors)
+        with PersistentTape(self._variables) as self._tape:
             with in_inference_mode(network.frozen_layers):
                 representation = call_encoder(network.encoder, inputs, training=True, step=weights.step)
             self._added_loss = loss_of_call(network.encoder)
@@ -83,7 +83,7 @@ class EncoderPass:
         if with_added and self._added_loss is not None:
             pairs.append((self._added_loss, self._fraction_of_encoder()))
         outputs, upstream = [output for output, _ in pairs], [gradient for _, gradient in pairs]
-        gradients = self._gradients(self._tape, outputs, self._variables, upstream) if pairs and self._variables else {}
+        gradients = self._gradients(self._tape, self._variables, outputs, upstream) if pairs else {}
         return [gradients.get(id(tensor)) for tensor in self.network.encoder_tensors]
 
     def _fraction(self) -> tf.Tensor:
@@ -96,14 +96,14 @@ class EncoderPass:
         return fraction if is_trained is None else where(is_trained, fraction, 0.0)
 
     def _gradients(
-        self, tape: tf.GradientTape, outputs: Sequence[tf.Tensor], sources: Sequence[Tensor], upstream: Sequence[tf.Tensor]
+        self, tape: PersistentTape, sources: Sequence[Tensor], outputs: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor]
     ) -> dict[int, Gradient]:
-        """Gradients by the identity of a source, from upstream gradients at outputs; loss scaling is undone at the end."""
+        """Gradients by the identity of a source, from those at outputs; loss scaling is undone at the end."""
         scale = self._weights.scale
         if scale is not None:
             upstream = [gradient * tf.cast(scale, gradient.dtype) for gradient in upstream]
         cast = [tf.cast(gradient, output.dtype) for gradient, output in zip(upstream, outputs)]
-        gradients = tape.gradient(outputs, sources, output_gradients=cast)
+        gradients = tape.gradient(outputs, cast)
         if scale is not None:
             gradients = [scaled(gradient, 1.0 / scale) for gradient in gradients]
         return dict(zip(map(id, sources), gradients))
@@ -112,8 +112,8 @@ class EncoderPass:
 class HeadsPass(EncoderPass):
     """The forward pass of a micro-batch, and the backward passes of the heads down to the representation."""
 
-    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, num_backward: int = 1) -> None:
-        super().__init__(network, micro_batch.inputs, weights, num_backward=num_backward)
+    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights) -> None:
+        super().__init__(network, micro_batch.inputs, weights)
         measure(network.measured, self._representation.nest, micro_batch.measured)
         self._element_weights = tf.unstack(weights.per_element)
         self._heads = [self._losses_of(k, labels) for k, labels in enumerate(micro_batch.labels)]
@@ -166,8 +166,7 @@ class HeadsPass(EncoderPass):
         network, representation, element_weight = self.network, self._representation, self._element_weights[k]
         head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
         sources = [*(representation.leaves if head.trains_encoder else []), *network.trained([*own, *shared])]
-        with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
-            tape.watch(sources)
+        with PersistentTape(sources) as tape:
             with in_inference_mode(network.frozen_layers):
                 read, labels = rows_for(head, representation.nest, labels)
                 predictions = head.predict(read, labels.targets, training=True, step=self._weights.step)
@@ -175,7 +174,7 @@ class HeadsPass(EncoderPass):
             added_loss = loss_of_call(head.module)
 
         def with_gradients(value: tf.Tensor, loss: tf.Tensor, upstream: tf.Tensor) -> LossGradients:
-            by_source = self._gradients(tape, [loss], sources, [upstream])
+            by_source = self._gradients(tape, sources, [loss], [upstream])
             at_leaves = [by_source.get(id(leaf)) for leaf in representation.leaves]
             return LossGradients(
                 value=value,
@@ -212,7 +211,9 @@ class HeadsPass(EncoderPass):
 
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
-        rows = [self.through_encoder(row, with_added=False) for row in self.at_representation]
+        through = partial(self.through_encoder, with_added=False)
+        backward = through if tf.executing_eagerly() else graph_function(through)  # traced once for all heads
+        rows = [list(backward(row)) for row in self.at_representation]
         for k, (head_loss, _) in enumerate(self.shared):
             for i, gradient in zip(self.network.shared[k], head_loss):
                 rows[k][i] = added(rows[k][i], gradient)

@@ -10,7 +10,7 @@ is enough. Of several, they are complete only after the last one: either each mi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -126,7 +126,7 @@ class PassPerHead(BackwardStrategy):
         reuse = self._reuse(weights)
 
         def one_micro_batch(micro_batch: MicroBatch) -> Nested:
-            heads = HeadsPass(network, micro_batch, weights, num_backward=len(network.heads) + 1)
+            heads = HeadsPass(network, micro_batch, weights)
             sums, products = heads.sums(is_measured=False), self._measured(heads.at_representation)
             if reuse is None:
                 return sums, heads.backward(), heads.by_head(), products
@@ -186,13 +186,17 @@ def _apart_or_combined(heads: HeadsPass, reuse: Reuse) -> tuple[list[Gradient], 
     def combined() -> list[Gradient]:
         return heads.backward(total(times(heads.at_representation, factors)), factors)
 
-    if tf.executing_eagerly():  # where a gradient that does not exist stays None
-        return (heads.backward(), heads.by_head()) if solves else (combined(), [[None] * len(tensors)] * num_heads)
-    shapes = shapes_of(tensors)
-    either = plus(computed_if(solves, heads.backward, shapes), computed_if(~solves, combined, shapes))
-    flat = computed_if(solves, lambda: list(chain(*heads.by_head())), shapes * num_heads)
+    either = plus(computed_or_none(solves, heads.backward, tensors), computed_or_none(~solves, combined, tensors))
+    flat = computed_or_none(solves, lambda: list(chain(*heads.by_head())), tensors * num_heads)
     starts = range(0, len(flat), len(tensors)) if tensors else [0] * num_heads
     return either, [flat[start : start + len(tensors)] for start in starts]
+
+
+def computed_or_none(holds: tf.Tensor, compute: Callable[[], list[Gradient]], tensors: Sequence[Tensor]) -> list[Gradient]:
+    """`compute()`, gradients by tensor, if `holds`; otherwise zeros, which are None in eager mode."""
+    if tf.executing_eagerly():
+        return compute() if holds else [None] * len(tensors)
+    return computed_if(holds, compute, shapes_of(tensors))
 
 
 def reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor | None:

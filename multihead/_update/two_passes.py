@@ -7,7 +7,6 @@ gradient back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,13 +17,21 @@ from multihead._ground import replicas
 from multihead._ground.calls import graph_function, in_inference_mode, kinds_with_state, written_resources
 from multihead._ground.layers import state_variables, use_seed_variables
 from multihead._ground.random import random_numbers
-from multihead._ground.tensors import as_real, computed_if, in_xla
+from multihead._ground.tensors import as_real, in_xla
 from multihead._ground.types import Gradient, Nested
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
 from multihead._update.passes import ByLoss, EncoderPass, HeadsPass, shapes_of, with_losses
 from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, times, total
-from multihead._update.strategies import BackwardStrategy, CombinedFirst, Gathered, PassPerHead, coefficients_of, reduced
+from multihead._update.strategies import (
+    BackwardStrategy,
+    CombinedFirst,
+    Gathered,
+    PassPerHead,
+    coefficients_of,
+    computed_or_none,
+    reduced,
+)
 from multihead._update.update import Combined, RollBack
 from multihead._update.weights import Losses, LossWeights
 
@@ -97,12 +104,12 @@ class TwoPasses(BackwardStrategy):
         before, kept, nothing = RollBack(self.repeatable.state), list[Nested](), [None] * len(network.encoder_tensors)
 
         def first(micro_batch: MicroBatch) -> Nested:
-            heads = HeadsPass(network, micro_batch, weights, num_backward=0 if reuse is None else 1)
+            heads = HeadsPass(network, micro_batch, weights)
             rows, encoder = heads.at_representation, nothing
             if reuse is not None:
                 known = reuse.coefficients
                 combined = lambda: heads.backward(total(times(rows, known)), known)  # noqa: E731
-                encoder = _if(~reuse.solves, combined, shapes_of(network.encoder_tensors), nothing)
+                encoder = computed_or_none(~reuse.solves, combined, network.encoder_tensors)
             sums = heads.sums(is_measured=self.measure is not None)
             return _Sums(sums, encoder, heads.shared, self._measured(rows)), _Kept(rows, heads.added_at_representation)
 
@@ -131,7 +138,7 @@ class TwoPasses(BackwardStrategy):
         if reuse is None:
             encoder = again()
         else:
-            encoder = plus(sums.encoder, _if(reuse.solves, again, shapes_of(network.encoder_tensors), nothing))
+            encoder = plus(sums.encoder, computed_or_none(reuse.solves, again, network.encoder_tensors))
         return sums.common, losses, Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
 
     def _shapes_of_first(self, network: Network, may_reuse: bool) -> tuple[_Sums, _Kept]:
@@ -141,10 +148,3 @@ class TwoPasses(BackwardStrategy):
         leaves = [tf.constant([size or 0 for size in shape], tf.int32) for shape in self.repeatable.leaves]
         encoder, shared = encoder if may_reuse else [None] * len(encoder), [(of_head, of_head) for of_head in of_heads]
         return _Sums(common, encoder, shared, products), _Kept([leaves] * len(network.heads), leaves)
-
-
-def _if(condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Nested, nothing: Nested) -> list[Gradient]:
-    """`computed_if`; in eager mode, a gradient that does not exist stays None."""
-    if tf.executing_eagerly():
-        return compute() if condition else nothing
-    return computed_if(condition, compute, shapes)

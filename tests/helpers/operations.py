@@ -13,7 +13,7 @@ ROOT = Path(multihead.__file__).parent
 
 STAGES = {
     "labels": ("_update/labels", "heads/_label", "losses/_known", "_data/batch", "_ground/validation"),
-    "passes": ("_update/passes", "_update/network", "_ground/keras", "_ground/calls", "heads/", "losses/"),
+    "passes": ("_update/passes", "_ground/tape", "_update/network", "_ground/keras", "_ground/calls", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline", "_update/participation"),
     "combine": ("_update/strategies", "_update/representation", "balancing/", "_ground/tensors"),
     "optimizer": ("_ground/optimizers",),
