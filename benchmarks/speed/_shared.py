@@ -1,13 +1,14 @@
-"""What the benchmarks of speed share: flags, ways that take turns, other processes that stand still, and tables."""
+"""What the benchmarks of speed share: flags, ways that take turns, and other processes that stand still."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,20 +18,30 @@ from typing import Any
 from examples._command_line import Parser, whole
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def parser_of(name: str, text: str | None, *, rounds: int, steps: int | None = None) -> Parser:
+MEASURED = ("multihead", "models", "benchmarks", "examples")
+"""Folders with the code that is measured."""
+
+
+def parser_of(name: str, text: str | None, *, rounds: int | None, steps: int | None = None) -> Parser:
     """A parser with the flags that all benchmarks have.
 
     Args:
         name: The name of the benchmark.
         text: Its docstring.
-        rounds: The default number of rounds.
+        rounds: The default number of rounds; None if nothing is measured, so that nothing can be recorded either.
         steps: The default number of steps of each way in a round; None if the benchmark has no such flag.
     """
     parser = Parser(f"benchmarks {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=whole(1), default=rounds, metavar="N", help=f"rounds (default: {rounds})")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=whole(1), default=rounds, metavar="N", help=f"rounds (default: {rounds})")
+        parser.add_argument(
+            "--record", action="store_true",
+            help=f"append what is measured to benchmarks/speed/results/{name}.jsonl; `python -m benchmarks write` "
+            "makes the tables of the pages from it",
+        )  # fmt: skip
+        parser.set_defaults(program=name)
     if steps is not None:
         parser.add_argument(
             "--steps", type=whole(1), default=steps, metavar="N", help=f"steps in a round (default: {steps})"
@@ -40,17 +51,46 @@ def parser_of(name: str, text: str | None, *, rounds: int, steps: int | None = N
 
 
 def parsed(parser: Parser, arguments: Sequence[str] | None, **quick: Any) -> argparse.Namespace:
-    """The flags; with `--quick` one round, one step and the given values.
+    """The flags, and `command` and `commit` for a recorded line; with `--quick` one round, one step and the given values.
 
     Args:
         parser: The parser.
         arguments: The command line.
         **quick: Values of flags with `--quick`.
     """
-    options = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(given)
+    if getattr(options, "record", False) and options.quick:
+        parser.error("`--record` must not be given with `--quick`, which shows only that a program runs. Omit one of them.")
+    if hasattr(options, "record"):
+        words = [word for word in given if word != "--record"]
+        options.command = shlex.join(["python", "-m", "benchmarks", options.program, *words])
+        try:
+            options.commit = commit() if options.record else None
+        except RuntimeError as error:
+            parser.error(str(error))
     if options.quick:
-        vars(options).update({"rounds": 1, **({"steps": 1} if hasattr(options, "steps") else {}), **quick})
+        vars(options).update({**{name: 1 for name in ("rounds", "steps") if hasattr(options, name)}, **quick})
     return options
+
+
+def commit() -> str:
+    """The commit whose code is measured.
+
+    Raises:
+        RuntimeError: The code differs from the commit, or git has none.
+    """
+
+    def git(*command: str) -> str:
+        done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"`--record` writes which commit is measured, and git knows none: {done.stderr.strip()}")
+        return done.stdout.rstrip()
+
+    changed = git("status", "--porcelain", "--", *(f"{folder}/*.py" for folder in MEASURED))
+    if changed:
+        raise RuntimeError(f"`--record` writes which commit is measured. Commit the files that differ from it: {changed}")
+    return git("rev-parse", "--short=8", "HEAD")
 
 
 def finished(result: Any) -> None:
@@ -129,30 +169,10 @@ def stopped(*processes: subprocess.Popen[Any]) -> Iterator[None]:
             process.send_signal(signal.SIGCONT)
 
 
-def print_ratios(title: str, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> None:
-    """Prints a table of times relative to the first way, whose milliseconds stand in the title."""
-    first = 1e3 * statistics.median(next(iter(seconds.values())))
-    rows = [[name, f"{value:.{digits}f}"] for name, value in ratios(seconds).items()]
-    print("\n" + markdown([f"{title} ({first:.3g} ms)", "ratio"], rows), end="", flush=True)
-
-
-def versions() -> str:
-    """The versions of TensorFlow and Keras."""
-    import keras
-    import tensorflow as tf
-
-    return f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
-
-
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown; all columns but the first are aligned to the right."""
     bars = ["---", *["---:"] * (len(columns) - 1)]
     return "".join(f"| {' | '.join(line)} |\n" for line in (columns, bars, *rows))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if there is no such file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def filled(page: str, command: str, table: str) -> str:

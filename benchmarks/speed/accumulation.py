@@ -21,11 +21,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.speed._shared import in_turns, markdown, parsed, parser_of, ratio
+from benchmarks.speed._record import Line, Row, Table, finish, significant, table
+from benchmarks.speed._shared import in_turns, parsed, parser_of, ratio
 
 EXAMPLES, TIME, VOCABULARY = 512, 60, 1000
 PARTS = 8
 BALANCERS = ("NormFloor", "UPGrad")
+RECURRENT, DENSE = "GRU of 128 units, 32 sequences of 30 tokens", "four dense layers of 256 units, 256 rows"
+UPDATE, MEMORY, RELATIVE = "update of 512 examples with", "peak memory, MB", "relative to custom loop"
 
 
 def peak_megabytes() -> float:
@@ -100,7 +103,7 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
     """The time of an update of `PARTS` micro-batches with each balancer, relative to that of the plain sum.
 
     Args:
-        kind: The encoder: "dense" or "recurrent".
+        kind: The encoder: `DENSE` or `RECURRENT`.
         num_heads: The number of heads, all on one vector per example.
         rounds: The number of rounds, which alternate.
     """
@@ -117,12 +120,12 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
 
     rng = np.random.default_rng(0)
     tokens, features = rng.integers(1, VOCABULARY, (PARTS * 32, 30)), rng.normal(size=(PARTS * 256, 64))
-    x = tf.constant(tokens) if kind == "recurrent" else tf.constant(features, tf.float32)
+    x = tf.constant(tokens) if kind == RECURRENT else tf.constant(features, tf.float32)
     y = {f"head_{k}": tf.constant(rng.normal(size=(len(x), 1)), tf.float32) for k in range(num_heads)}
 
     def step(**options: Any) -> Any:
         layers = [keras.layers.Dense(256, activation="relu") for _ in range(4)]
-        trainer = MultiHeadTrainer(Last(VOCABULARY, 128) if kind == "recurrent" else keras.Sequential(layers))
+        trainer = MultiHeadTrainer(Last(VOCABULARY, 128) if kind == RECURRENT else keras.Sequential(layers))
         for name in y:
             trainer.add_head(name, keras.layers.Dense(1), "mse")
         trainer.compile("sgd", telemetry=None, **options)
@@ -132,15 +135,32 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
     steps = {name: step(balancer=name, micro_batches=PARTS) for name in (None, *BALANCERS)}
     runs = {str(name): functools.partial(made, x, y) for name, made in steps.items()}
     seconds = in_turns(runs, rounds, clock=time.process_time)
-    return {name: ratio(seconds[name], seconds["None"]) for name in BALANCERS}
+    return {name: round(ratio(seconds[name], seconds["None"]), 4) for name in BALANCERS}
 
 
-def print_by_heads(counts: list[int], rounds: int) -> None:
+def tables(lines: Sequence[Line]) -> list[Table]:
+    balanced = f"An update of {PARTS} micro-batches, relative to the plain sum"
+    return [
+        table(lines, "", [UPDATE, "parts"], [MEMORY, "seconds", RELATIVE], patterns={MEMORY: ".0f", "seconds": ".3f"}),
+        table(lines, balanced, ["encoder", "heads"], BALANCERS),
+    ]
+
+
+def in_parts(counts: Sequence[int], rounds: int) -> list[Row]:
+    """Memory and time of an update in so many parts, each case in a process of its own."""
     rows = []
-    for kind in ("recurrent", "dense"):
-        for count in counts:
-            rows.append([kind, f"{count}", *(f"{time:.2f}" for time in by_heads(kind, count, rounds).values())])
-    print(markdown(["encoder", "heads", *BALANCERS], rows), end="")
+    for parts in counts:
+        found = {}
+        for kind in ("custom loop", "micro_batches", "gradient_accumulation_steps"):
+            command = [sys.executable, "-m", "benchmarks", "accumulation", "--rounds", str(rounds)]
+            command += ["--case", json.dumps([kind, parts])]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found[kind] = json.loads(output.strip().splitlines()[-1])
+        for kind, measured in found.items():
+            seconds, memory = measured["seconds"], round(measured["megabytes"], 1)
+            relative = round(seconds / found["custom loop"]["seconds"], 4)
+            rows.append({UPDATE: kind, "parts": parts, MEMORY: memory, "seconds": significant(seconds), RELATIVE: relative})
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -148,23 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--heads", type=int, nargs="+", help="measures updates with a balancer for numbers of heads")
     options = parsed(parser, arguments)
-    if options.heads:
-        print_by_heads(options.heads, options.rounds)
-        return
     if options.case:
         print(json.dumps(case(*json.loads(options.case), options.rounds)))
         return
-    rows = []
-    for parts in (1, 4) if options.quick else (1, 4, 16):
-        found = {}
-        for kind in ("custom loop", "micro_batches", "gradient_accumulation_steps"):
-            command = [sys.executable, "-m", "benchmarks", "accumulation", "--rounds", str(options.rounds)]
-            command += ["--case", json.dumps([kind, parts])]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            found[kind] = json.loads(output.strip().splitlines()[-1])
-        for kind, measured in found.items():
-            relative = measured["seconds"] / found["custom loop"]["seconds"]
-            cells = [f"{measured['megabytes']:.0f}", f"{measured['seconds']:.3f}", f"{relative:.2f}"]
-            rows.append([kind, f"{parts}", *cells])
-    columns = ["update of 512 examples with", "parts", "peak memory, MB", "seconds", "relative to custom loop"]
-    print(markdown(columns, rows), end="")
+    if options.heads:
+        both = [(kind, count) for kind in (RECURRENT, DENSE) for count in options.heads]
+        rows = [{"encoder": kind, "heads": count, **by_heads(kind, count, options.rounds)} for kind, count in both]
+    else:
+        rows = in_parts((1, 4) if options.quick else (1, 4, 16), options.rounds)
+    finish(options, rows, tables)

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed._shared import enough_steps, in_turns, markdown, parsed, parser_of
+from benchmarks.speed._record import Line, Row, Table, finish, significant, table
+from benchmarks.speed._shared import enough_steps, in_turns, parsed, parser_of
 from multihead import balancing
 
 METHODS = (
@@ -168,8 +169,8 @@ def installed_peers() -> dict[str, Callable[[str, list[np.ndarray]], Callable[[]
     return found
 
 
-def line(name: str, num_heads: int, peers: dict[str, Callable[..., Any]], options: argparse.Namespace) -> list[str]:
-    """The table cells of one method with one number of heads."""
+def row_of(name: str, num_heads: int, peers: dict[str, Callable[..., Any]], options: argparse.Namespace) -> Row:
+    """The row of one method with one number of heads."""
     inputs = gramians(num_heads, options.gramians)
     runs = {mode: ours(name, inputs, xla=mode == "XLA") for mode in OURS}
     offered = {}
@@ -181,14 +182,18 @@ def line(name: str, num_heads: int, peers: dict[str, Callable[..., Any]], option
     runs.update({peer: run for peer, run in offered.items() if run is not None})
     times = medians(runs, options.rounds)
     micro = {key: None if value is None else 1e6 * value / len(inputs) for key, value in times.items()}
-    cells = [name, f"{num_heads}", *(f"{micro[mode]:.0f}" for mode in OURS)]
+    row: Row = {"method": name, "heads": num_heads, **{f"{mode}, us": significant(micro[mode] or 0.0) for mode in OURS}}
     for peer, run in offered.items():
         theirs = micro.get(peer)
-        if theirs is None:
-            cells += ["" if run is None else "fails", "", ""]
-        else:
-            cells += [f"{theirs:.0f}", *(f"{(micro[mode] or 0.0) / theirs:.2g}" for mode in OURS)]
-    return cells
+        row[f"{peer}, us"] = significant(theirs) if theirs is not None else None if run is None else "fails"
+        for mode in OURS:
+            row[f"{mode} / {peer}"] = None if theirs is None else significant((micro[mode] or 0.0) / theirs)
+    return row
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    patterns = {key: ".2g" for line in lines for row in line["rows"] for key in row if " / " in key}
+    return [table(lines, "", ["method", "heads"], (), ".0f", patterns)]
 
 
 def _fail(reason: str) -> None:
@@ -202,6 +207,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gramians", type=int, default=16, help="Gramians per round")
     options = parsed(parser, arguments, heads=[2], methods=["UPGrad"], gramians=2)
     peers = installed_peers()
-    columns = [column for peer in peers for column in (f"{peer}, us", *(f"{mode} / {peer}" for mode in OURS))]
-    rows = [line(name, heads, peers, options) for name in options.methods for heads in options.heads]
-    print(markdown(["method", "heads", *(f"{mode}, us" for mode in OURS), *columns], rows), end="")
+    finish(options, [row_of(name, heads, peers, options) for name in options.methods for heads in options.heads], tables)

@@ -22,9 +22,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed._shared import enough_steps, in_turns, parsed, parser_of, ratio, versions
+from benchmarks.speed._record import Line, Row, Table, finish, significant, table
+from benchmarks.speed._shared import enough_steps, in_turns, parsed, parser_of, ratio
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops, _native_loops
 from multihead.models._search import Search
+
+SENTENCES, STEPS = "Sentences per second", "Training steps per second, with teacher forcing"
+PRODUCTS = "Matrix products alone, relative to native steps where no sequence ends"
+TITLES = {"addons": "Addons", "addons, logits after the loop": "Addons, logits after the loop", "keras-hub": "Keras Hub"}
 
 
 def seconds_of(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -117,13 +122,13 @@ def by_keras_hub(decoder: Seq2SeqDecoder, width: int) -> Callable[[dict[str, Any
     return generate
 
 
-def decoding(options: argparse.Namespace, engines: list[str]) -> None:
-    """Sentences per second, with greedy and beam search."""
+def decoding(options: argparse.Namespace, engines: list[str]) -> list[Row]:
+    """Sentences per second, with greedy and beam search; then the share of matrix products."""
     encoder, decoder = trained(options)
     decoders = {engine: make(options, engine)[1] for engine in engines if engine != "keras-hub"}
     for other in decoders.values():
         other.set_weights(decoder.get_weights())
-    header("sentences per second", engines)
+    rows = []
     for width in (1, options.beam):
         for batch in options.batches:
             representation = encoder(pairs(options, batch, seed=options.training)[0])
@@ -136,8 +141,7 @@ def decoding(options: argparse.Namespace, engines: list[str]) -> None:
             if "addons" in runs and runs["addons"]().tobytes() != runs["native"]().tobytes():
                 print("the results of the engines differ")
             name = "greedy" if width == 1 else f"beam {width}"
-            report(f"{name}, batch {batch}", batch, seconds_of(runs, options.rounds))
-    print("\n| matrix products alone / native steps | |\n| --- | ---: |")
+            rows.append(row_of(SENTENCES, f"{name}, batch {batch}", batch, seconds_of(runs, options.rounds)))
     for width in (1, options.beam):
         for batch in options.batches:
             representation = encoder(pairs(options, batch, seed=options.training)[0])
@@ -146,7 +150,9 @@ def decoding(options: argparse.Namespace, engines: list[str]) -> None:
                 "steps": to_the_end(lambda entries, d=decoder, w=width: endless(d, entries, w), representation),
             }
             share = ratio(*seconds_of(runs, options.rounds).values())
-            print(f"| {'greedy' if width == 1 else f'beam {width}'}, batch {batch} | {share:.2f} |", flush=True)
+            name = "greedy" if width == 1 else f"beam {width}"
+            rows.append({"measured": PRODUCTS, "decoding": f"{name}, batch {batch}", "share": round(share, 4)})
+    return rows
 
 
 def endless(decoder: Seq2SeqDecoder, representation: dict[str, Any], width: int) -> tf.Tensor:
@@ -189,7 +195,7 @@ def factors_of_step(options: argparse.Namespace, batch: int, width: int) -> list
     return [(tf.random.normal([2, *left]), tf.random.normal(right)) for left, right in shapes]
 
 
-def training(options: argparse.Namespace, engines: list[str]) -> None:
+def training(options: argparse.Namespace, engines: list[str]) -> list[Row]:
     """Training with teacher forcing: gradients of the decoder's weights and of the representation, per second."""
     encoder, decoder = make(options, "native")
     variables = tensor_variables(decoder)
@@ -223,7 +229,7 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
     ways = {"native": lambda *both: decoder(*both, training=True), "native, step by step": stepwise(_native_loops)}
     if "addons" in engines:
         ways |= {"addons": as_documented, "addons, logits after the loop": stepwise(_addons_loops)}
-    header("training steps per second", list(ways))
+    rows = []
     for batch in options.train_batches:
         tokens, targets = pairs(options, batch, seed=0)
         data = (encoder(tokens), targets)
@@ -231,21 +237,25 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
         expected, *results = (run() for run in runs.values())
         if not all(np.allclose(a, b, rtol=1e-3, atol=1e-6) for found in results for a, b in zip(found, expected)):
             print("the gradients of the engines differ")
-        report(f"batch {batch}", 1, seconds_of(runs, options.rounds))
+        rows.append(row_of(STEPS, f"batch {batch}", 1, seconds_of(runs, options.rounds)))
+    return rows
 
 
-def header(title: str, names: list[str]) -> None:
-    """Prints the head of a table: the speed of each engine, and the ratio of the first to each other one."""
-    columns = [title, *names, *(f"{names[0]} / {name}" for name in names[1:])]
-    print(f"\n| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}")
-
-
-def report(title: str, amount: int, seconds: dict[str, list[float]]) -> None:
-    """Prints a row of a table: amount per second, and the ratio of the first engine to each other one."""
+def row_of(measured: str, name: str, amount: int, seconds: dict[str, list[float]]) -> Row:
+    """A row: amount per second of each engine, and the ratio of the first one to each other one."""
+    titles = [TITLES.get(engine, engine) for engine in seconds]
     first, *others = seconds.values()
-    speeds = [f"{amount / statistics.median(times):.1f}" for times in seconds.values()]
-    ratios = [f"{ratio(times, first):.2f}" for times in others]
-    print(f"| {' | '.join([title, *speeds, *ratios])} |", flush=True)
+    speeds = [significant(amount / statistics.median(times)) for times in seconds.values()]
+    ratios = [round(ratio(times, first), 4) for times in others]
+    relative = {f"{titles[0]} / {title}": value for title, value in zip(titles[1:], ratios)}
+    return {"measured": measured, "decoding": name, **dict(zip(titles, speeds)), **relative}
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    patterns = {key: ".2f" for line in lines for row in line["rows"] for key in row if " / " in key or key == "share"}
+    return [
+        table(lines, title, ["decoding"], (), ".4g", patterns, {"measured": title}) for title in (SENTENCES, STEPS, PRODUCTS)
+    ]
 
 
 QUICK = {
@@ -279,6 +289,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(parser, arguments, **QUICK)
     others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons_loops.is_installed()}
     engines = ["native", *(name for name, is_installed in others.items() if is_installed)]
-    print(versions())
-    decoding(options, engines)
-    training(options, engines)
+    finish(options, [*decoding(options, engines), *training(options, engines)], tables)

@@ -58,7 +58,7 @@ def table(heads: int, encoder: int, own: int, step: float) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = parser_of("exchange", __doc__, rounds=1)
+    parser = parser_of("exchange", __doc__, rounds=None)
     add = parser.add_argument
     add("--heads", type=int, default=3, help="number of heads (default: 3)")
     add("--encoder", type=float, default=1e8, help="parameters of the encoder (default: 1e8)")

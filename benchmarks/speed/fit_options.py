@@ -9,7 +9,6 @@ step relative to the Keras model with its defaults, the median over rounds.
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from benchmarks.speed._shared import in_turns, markdown, parsed, parser_of, ratio, versions
+from benchmarks.speed._record import Line, Table, finish, table
+from benchmarks.speed._shared import in_turns, parsed, parser_of, ratio
 from examples._command_line import whole
 from multihead import MultiHeadTrainer
 
@@ -59,6 +59,10 @@ COLUMNS: Mapping[str, Callable[..., keras.Model]] = {
 }
 
 
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [table(lines, "", ["options"], list(COLUMNS))]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("fit_options", __doc__, rounds=9)
     parser.add_argument("--units", type=whole(1), default=32, metavar="N", help="units of the encoder (default: 32)")
@@ -75,6 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = {name: functools.partial(run, model) for name, model in models.items()}
     seconds = in_turns(runs, options.rounds, clock=time.process_time)
     first = next(iter(seconds.values()))
-    cells = [[row, *(f"{ratio(seconds[f'{row}, {column}'], first):.2f}" for column in COLUMNS)] for row in OPTIONS]
-    title = f"{versions()}; 1.00 is {1e3 * statistics.median(first) / options.batches:.2f} ms"
-    print(markdown([title, *COLUMNS], cells), end="")
+    relative = {name: round(ratio(times, first), 4) for name, times in seconds.items()}
+    found = [{"options": row, **{column: relative[f"{row}, {column}"] for column in COLUMNS}} for row in OPTIONS]
+    finish(options, found, tables)

@@ -21,7 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed._shared import finished, markdown, parsed, parser_of, versions
+from benchmarks.speed._record import Line, Table, finish, table
+from benchmarks.speed._shared import finished, parsed, parser_of
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import training_batches
 from examples.seq2seq_price.data import load_data
@@ -124,6 +125,13 @@ def of_arrays(made: tuple[Any, np.ndarray, dict[str, np.ndarray]], rounds: int, 
     return {"slower": statistics.median(slower)}
 
 
+TITLES = {"waiting": "waiting, %", "slower": "slower than in memory, %"}
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [table(lines, "", ["input"], [], ".1f")]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(parser_of("input_wait", __doc__, rounds=5), arguments)
     rounds, rows = options.rounds, 64 if options.quick else 3200
@@ -132,8 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "arrays, small dense model": lambda: of_arrays(small_dense(), rounds, rows),
         "arrays, GRU": lambda: of_arrays(recurrent(), rounds, rows),
     }
-    cells = []
-    for name, found in inputs.items():
-        shares = found()
-        cells.append([name, *(f"{100 * shares[key]:.1f}" if key in shares else "" for key in ("waiting", "slower"))])
-    print(f"{versions()}\n\n{markdown(['input', 'waiting, %', 'slower than in memory, %'], cells)}", end="")
+    rows = [
+        {"input": name, **{TITLES[key]: round(100 * share, 2) for key, share in found().items()}}
+        for name, found in inputs.items()
+    ]
+    finish(options, rows, tables)

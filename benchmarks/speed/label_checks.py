@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed._shared import in_turns, markdown, parsed, parser_of, ratio, versions
+from benchmarks.speed._record import Line, Table, finish, table
+from benchmarks.speed._shared import in_turns, parsed, parser_of, ratio
 from benchmarks.speed.step import sequence_workload, small_workload
 from multihead import MultiHeadTrainer, losses
 
@@ -53,12 +54,15 @@ def with_checks(workload: Callable[[], Any], check: bool) -> Callable[[], Any]:
     return lambda: step((x, targets))
 
 
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [table(lines, "A step with checks, relative to one without", ["model"], ["ratio"], ".3f")]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(parser_of("label_checks", __doc__, rounds=31, steps=20), arguments)
     rows = []
     for title, workload in [*WORKLOADS.items()][-1:] if options.quick else WORKLOADS.items():
         runs = {name: with_checks(workload, check) for name, check in (("without", False), ("with", True))}
         seconds = in_turns(runs, options.rounds, options.steps, time.process_time)
-        rows.append([title, f"{ratio(seconds['with'], seconds['without']):.3f}"])
-    print(f"{versions()}; time of a step with checks, relative to one without\n")
-    print(markdown(["model", "ratio"], rows), end="")
+        rows.append({"model": title, "ratio": round(ratio(seconds["with"], seconds["without"]), 4)})
+    finish(options, rows, tables)

@@ -12,22 +12,17 @@ the update and a gradient is recorded, too, which must not be below -1e-5 where 
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed import _shared
-from benchmarks.speed._shared import in_turns, parsed, parser_of, read_lines
+from benchmarks.speed._record import Line, Row, Table, finish, newest
+from benchmarks.speed._shared import in_turns, parsed, parser_of
 from multihead import MultiHeadTrainer, balancing
 
 HEADS = (32, 64, 128, 617)
-RESULTS = _shared.RESULTS / "many_heads.jsonl"
 Gap = Callable[[np.ndarray, np.ndarray], float]
 
 
@@ -104,22 +99,22 @@ GAPS: dict[str, Gap | None] = {
 """The certificate of each method; those without one promise at most that no head is opposed."""
 
 
-def measured(name: str, kind: str, num_heads: int, calls: int) -> dict[str, Any]:
-    """One line: a method with a number of heads."""
-    line: dict[str, Any] = {"method": name, "kind": kind, "heads": num_heads}
+def measured(name: str, kind: str, num_heads: int, calls: int) -> Row:
+    """One row: a method with a number of heads."""
+    row: Row = {"method": name, "kind": kind, "heads": num_heads}
     balancer, rows = getattr(balancing, name)(), rows_of(kind, num_heads)
     try:
         balancer.build((num_heads, None))
     except ValueError as error:
-        return {**line, "error": str(error)}
+        return {**row, "error": str(error)}
     solve = tf.function(balancer.coefficients, autograph=False)
     gramian = tf.constant(rows @ rows.T, tf.float32)
     (seconds,) = in_turns({name: lambda: solve(gramian)}, calls).values()
     weights = solve(gramian).numpy().astype(np.float64)
     update, gap = weights @ rows, GAPS[name]
     cosine = units(rows) @ update / max(float(np.linalg.norm(update)), 1e-300)
-    line |= {"ms": 1e3 * min(seconds), "least_cosine": float(cosine.min()), "is_zero": not update.any()}
-    return line | ({} if gap is None or line["is_zero"] else {"gap": gap(rows, weights)})
+    row |= {"ms": 1e3 * min(seconds), "least_cosine": float(cosine.min()), "is_zero": not update.any()}
+    return row | ({} if gap is None or row["is_zero"] else {"gap": gap(rows, weights)})
 
 
 def plain_step(num_heads: int, calls: int) -> float:
@@ -138,11 +133,15 @@ def plain_step(num_heads: int, calls: int) -> float:
     return 1e3 * min(seconds)
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [Table("", [line], markdown_of(line["rows"])) for line in newest(lines, ["method"], {})]
+
+
+def markdown_of(rows: Sequence[Row]) -> str:
     """A Markdown table: a row for each method and kind, a column for each number of heads."""
-    steps = {line["heads"]: line["ms"] for line in lines if line["method"] == "plain step"}
-    counts = list(dict.fromkeys(line["heads"] for line in lines))
-    by_key = {(line["method"], line.get("kind"), line["heads"]): line for line in lines}
+    steps = {row["heads"]: row["ms"] for row in rows if row["method"] == "plain step"}
+    counts = list(dict.fromkeys(row["heads"] for row in rows))
+    by_key = {(row["method"], row.get("kind"), row["heads"]): row for row in rows}
     out = ["| method | gradients | " + " | ".join(f"{count} heads" for count in counts) + " |"]
     out.append("| --- | --- |" + " ---: |" * len(counts))
     if steps:
@@ -155,19 +154,19 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(out) + "\n"
 
 
-def cell(line: dict[str, Any] | None, step: float | None) -> str:
+def cell(row: Row | None, step: float | None) -> str:
     """Milliseconds, what they are of a plain step, and the certificate."""
-    if line is None:
+    if row is None:
         return ""
-    if "error" in line:
+    if "error" in row:
         return "too many"
-    parts = [f"{line['ms']:.2g} ms" if line["ms"] < 100 else f"{line['ms']:.0f} ms"]
+    parts = [f"{row['ms']:.2g} ms" if row["ms"] < 100 else f"{row['ms']:.0f} ms"]
     if step:
-        parts.append(f"{line['ms'] / step:.2g} steps")
-    if line["is_zero"]:
+        parts.append(f"{row['ms'] / step:.2g} steps")
+    if row["is_zero"]:
         parts.append("zero")
-    elif "gap" in line:
-        parts.append(f"{line['gap']:.0e}".replace("e-0", "e-"))
+    elif "gap" in row:
+        parts.append(f"{row['gap']:.0e}".replace("e-0", "e-"))
     return ", ".join(parts)
 
 
@@ -178,26 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--methods", nargs="*", default=list(GAPS), choices=list(GAPS), help="methods to time")
     add("--kinds", nargs="+", default=["independent", "dependent"], choices=["independent", "dependent"])
     add("--plain", type=int, nargs="*", default=[32, 64, 128], help="numbers of heads of a plain step")
-    add("--write", type=Path, help=f"also append a JSON line for each cell to this file, such as {RESULTS.name}")
-    add("--read", type=Path, help="measure nothing: print the table of this file")
     options = parsed(parser, arguments, heads=[32], methods=["DualProj", "MGDA"], plain=[])
-    if options.read is not None:
-        print(table(read_lines(options.read)))
-        return
-    versions = {"tensorflow": tf.__version__, "python": platform.python_version()}
-    lines: list[dict[str, Any]] = []
-
-    def note(line: dict[str, Any]) -> None:
-        lines.append(line)
-        if options.write is not None:
-            options.write.parent.mkdir(parents=True, exist_ok=True)
-            with options.write.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | versions) + "\n")
-
+    rows: list[Row] = []
     for num_heads in options.heads:
         if num_heads in options.plain:
-            note({"method": "plain step", "heads": num_heads, "ms": plain_step(num_heads, options.rounds)})
-        for name in options.methods:
-            for kind in options.kinds:
-                note(measured(name, kind, num_heads, options.rounds))
-    print(table(lines))
+            rows.append({"method": "plain step", "heads": num_heads, "ms": plain_step(num_heads, options.rounds)})
+        rows += [measured(name, kind, num_heads, options.rounds) for name in options.methods for kind in options.kinds]
+    finish(options, rows, tables)

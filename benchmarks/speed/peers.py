@@ -9,7 +9,7 @@ equal, and losses before the first update and over the first steps close, or it 
 TensorFlow and PyTorch run in two processes, with the threads that they start by default. They take turns, and while one is
 timed, the other one is stopped (SIGSTOP): even an idle process may keep a core busy. Each turn begins with a step that is
 not timed; a ratio is the median over rounds. PyTorch is installed into an environment of its own, once; `--torch-python`
-names another one. A whole run writes its lines, and the table of `benchmarks/README.md`.
+names another one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ from typing import IO, Any, cast
 import numpy as np
 
 from benchmarks.speed._peers_problem import PARAMETERS, PLAIN, REPRESENTATION, STEPS, VARIANTS, Problem
-from benchmarks.speed._shared import RESULTS, ROOT, filled, markdown, parsed, parser_of, ratio, read_lines, stopped
+from benchmarks.speed._record import Line, Row, Table, finish, newest
+from benchmarks.speed._shared import ROOT, markdown, parsed, parser_of, ratio, stopped
 from examples._command_line import InputError, Parser, fail, whole
 
-COMMAND = "python -m benchmarks peers"
-LINES = RESULTS / "peers.jsonl"
-PAGE = ROOT / "benchmarks" / "README.md"
 REQUIREMENTS = ("torch==2.13.0", "torchjd[quadprog-projector]==0.18.0")
 HAS_BOTH = "import torch, torchjd, quadprog"
 MODULES = {"TensorFlow": "benchmarks.speed._peers_keras", "PyTorch": "benchmarks.speed._peers_torch"}
@@ -192,23 +190,23 @@ def check_same(problem: Problem, parameters: dict[str, int], first: dict[str, fl
         )
 
 
-def table(path: Path) -> str:
-    """The table of a file in Markdown: times of the others divided by ours, with those of processor time in brackets."""
-    first, *lines = read_lines(path)
-    settings, rows = first["settings"], []
-    for line in lines:
-        seconds = line["seconds"]
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [Table("", [line], markdown_of(line["rows"])) for line in newest(lines, ["model"], {})]
+
+
+def markdown_of(rows: Sequence[Row]) -> str:
+    """A table in Markdown: times of the others divided by ours, with those of processor time in brackets."""
+    made = []
+    for row in rows:
+        seconds = row["seconds"]
         cells = []
         for one, other in RATIOS.values():
-            both = [ratio(line[kind][one], line[kind][other]) for kind in ("seconds", "processor") if one in seconds]
+            both = [ratio(row[kind][one], row[kind][other]) for kind in ("seconds", "processor") if one in seconds]
             cells.append("{:.2f} ({:.2f})".format(*both) if both else "")
         ours = 1e3 * statistics.median(seconds[f"ours, {PLAIN}"])
-        rows.append([line["model"], f"{line['heads']}", f"{line['parameters']:,}", f"{ours:.1f}", *cells])
-    rounds = {len(line["seconds"][f"ours, {PLAIN}"]) for line in lines}
-    named = ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
-    title = f"{named}; {settings['processors']} processors, medians of {' or '.join(map(str, sorted(rounds)))} rounds"
+        made.append([row["model"], f"{row['heads']}", f"{row['parameters']:,}", f"{ours:.1f}", *cells])
     columns = ["model", "heads", "parameters", "ours, ms", *(name if "/" in name else f"{name} / ours" for name in RATIOS)]
-    return f"{title}\n\n{markdown(columns, rows)}"
+    return markdown(columns, made)
 
 
 def parser() -> Parser:
@@ -219,14 +217,11 @@ def parser() -> Parser:
     add("--torch-python", type=Path, metavar="PATH", help="Python of an environment with torch and torchjd")
     add("--cache", type=Path, default=Path("runs/torch"), metavar="FOLDER",
         help="folder of the environment that is made otherwise (default: runs/torch)")  # fmt: skip
-    add("--results", type=Path, default=LINES, metavar="FILE",
-        help=f"file of lines, overwritten (default: {LINES.relative_to(ROOT)})")  # fmt: skip
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(parser(), arguments, models=["dense"], heads=[2])
-    path = Path("runs/quick/peers.jsonl") if options.quick and options.results == LINES else options.results
     try:
         python = torch_python(options.torch_python, options.cache, make=not options.quick)
     except InputError as error:
@@ -234,16 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if python is None:
         print(f"without PyTorch, which is not in {options.cache}: run it without --quick, or name one by --torch-python")
     pythons = {"TensorFlow": sys.executable, **({} if python is None else {"PyTorch": python})}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack, path.open("w", encoding="utf-8") as file:
+    with ExitStack() as stack:
         processes = [stack.enter_context(Process(name, pythons[name])) for name in pythons]
         versions = {name: version for process in processes for name, version in process.versions.items()}
-        print(json.dumps({"settings": {"versions": versions, "processors": os.cpu_count()}}), file=file)
-        for model in options.models:
-            for heads in options.heads:
-                line = measure(processes, Problem(model, heads, 3 if options.quick else STEPS[model]), options.rounds)
-                print(json.dumps(line), file=file, flush=True)
-    print(table(path), end="")
-    if path == LINES:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), COMMAND, table(path)), encoding="utf-8")
+        steps = dict.fromkeys(STEPS, 3) if options.quick else STEPS
+        problems = [Problem(model, heads, steps[model]) for model in options.models for heads in options.heads]
+        rows = [measure(processes, problem, options.rounds) for problem in problems]
+    finish(options, rows, tables, versions)
     return 0

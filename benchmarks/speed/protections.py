@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 import tensorflow as tf
 
-from benchmarks.speed._shared import in_turns, parsed, parser_of, print_ratios, versions
+from benchmarks.speed._record import Line, Table, finish, relative_table, rows_of
+from benchmarks.speed._shared import in_turns, parsed, parser_of
 from benchmarks.speed.step import by_hand, small_workload, step_of_trainer
 from multihead._update import apply, faults
 
@@ -39,11 +40,14 @@ def without(names: Sequence[str]) -> tuple[Any, Any]:
     return step, batch
 
 
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [relative_table(lines, "A step without", "without")]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(parser_of("protections", __doc__, rounds=25, steps=100), arguments)
     protections = [LABELS, *REPLACED]
     variants = {"nothing": [], **{name: [name] for name in protections}, "all four": protections}
     runs = {"custom training loop": by_hand(small_workload)}
     runs |= {name: partial(*without(names)) for name, names in variants.items()}
-    print(f"{versions()}; a step without, relative to the custom loop")
-    print_ratios("without", in_turns(runs, options.rounds, options.steps))
+    finish(options, rows_of(in_turns(runs, options.rounds, options.steps), "without"), tables)

@@ -24,13 +24,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.speed._shared import markdown, parsed, parser_of, stopped
+from benchmarks.speed._record import Line, Row, Table, finish, significant, table
+from benchmarks.speed._shared import parsed, parser_of, stopped
 from examples import serve
 from examples._command_line import InputError
 from examples._orders import draw_rows
 from examples._ranked import Columns
 
 BARE = "bare call"
+RATE, SHARE = "requests per second", "relative to the bare call"
 DEADLINE = 120.0
 """Seconds until the server must have started."""
 
@@ -202,13 +204,17 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"the server did not start on port {port}; its exit status is {process.poll()}")
 
 
-def table(loads: dict[str, Load]) -> str:
+def rows_of(loads: dict[str, Load]) -> list[Row]:
     """A row for each way to ask, relative to the first, the bare call."""
     bare, rows = next(iter(loads.values())), []
     for name, load in loads.items():
-        percentiles = [f"{load.percentile(percent):.1f}" for percent in (50, 99)]
-        rows.append([name, f"{load.rate:.0f}", f"{load.rate / bare.rate:.2f}", *percentiles])
-    return markdown(["", "requests per second", "relative to the bare call", "p50, ms", "p99, ms"], rows)
+        percentiles = {f"p{percent}, ms": round(load.percentile(percent), 2) for percent in (50, 99)}
+        rows.append({"asked by": name, RATE: significant(load.rate), SHARE: round(load.rate / bare.rate, 4), **percentiles})
+    return rows
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [table(lines, "", ["asked by"], (), ".1f", {RATE: ".0f", SHARE: ".2f"})]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -247,5 +253,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, (connect, clients) in ways.items():
                 with stopped(process) if name == BARE else nullcontext():
                     loads.setdefault(name, []).append(measure(connect, requests, clients, asked.seconds / asked.rounds))
-    print(table({name: together(of_name) for name, of_name in loads.items()}), end="")
+    finish(asked, rows_of({name: together(of_name) for name, of_name in loads.items()}), tables)
     return 0

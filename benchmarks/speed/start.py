@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.speed._shared import ROOT, parsed, parser_of, print_ratios
+from benchmarks.speed._record import Line, Row, Table, finish, relative_table, rows_of, table
+from benchmarks.speed._shared import ROOT, parsed, parser_of
 
 HEADS = ("a", "b", "c")
 VARIANTS: dict[str, dict[str, Any] | None] = {"Keras": None, "plain sum": {}, "UPGrad": {"balancer": "UPGrad"}}
 """By name the options of `compile`; None for a model of Keras with three outputs."""
+FIT, IMPORT = "First `fit` of 4 steps, three heads", "percent of the import of TensorFlow and Keras"
 
 
 def model_of_keras() -> Any:
@@ -83,6 +85,10 @@ def run(name: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def tables(lines: Sequence[Line]) -> list[Table]:
+    return [relative_table(lines, FIT, measured=FIT), table(lines, "", ["import of"], [IMPORT], ".1f")]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("start", __doc__, rounds=7)
     parser.add_argument("--child", choices=list(VARIANTS), help=argparse.SUPPRESS)
@@ -95,6 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run("plain sum")  # writes the compiled files of the package, which a first import makes
     rounds = [{name: run(name) for name in names} for _ in range(options.rounds)]
     imports = [found["package"] / found["libraries"] for each in rounds for found in each.values()]
-    print(f"import of multihead: {100 * statistics.median(imports):.1f} percent of that of TensorFlow and Keras")
-    title = "first `fit` of 4 steps, three heads"
-    print_ratios(title, {name: [each[name]["fit"] for each in rounds] for name in names})
+    rows: list[Row] = rows_of({name: [each[name]["fit"] for each in rounds] for name in names}, measured=FIT)
+    rows.append({"import of": "`multihead`", IMPORT: round(100 * statistics.median(imports), 2)})
+    finish(options, rows, tables)

@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed._shared import in_turns, parsed, parser_of, print_ratios, versions
+from benchmarks.speed._record import Line, Row, Table, finish, relative_table, rows_of
+from benchmarks.speed._shared import in_turns, parsed, parser_of
 from multihead import MultiHeadTrainer, clipping, losses, schedules
 
 
@@ -126,6 +127,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 GRU = "GRU encoder, sequence and class"
 SMALL = "two small dense heads"
+EIGHT = "eight small dense heads"
 
 
 class Eight(keras.layers.Layer):
@@ -168,14 +170,21 @@ def of_eight_heads() -> dict[str, Callable[[], Any]]:
     return {"plain sum": with_eight_heads(), **{name: with_eight_heads(**options) for name, options in SOLVES.items()}}
 
 
+def tables(lines: Sequence[Line]) -> list[Table]:
+    often = "in five times as many rounds"
+    titles = {GRU: GRU, SMALL: f"Two small dense heads, {often}", EIGHT: f"Eight small dense heads, {often}"}
+    return [relative_table(lines, title, workload=workload) for workload, title in titles.items()]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(parser_of("step", __doc__, rounds=15, steps=10), arguments)
-    print(f"{versions()}; time of a training step, relative to the first row")
     workloads: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
         GRU: lambda: of_workload(sequence_workload),
         SMALL: lambda: of_workload(small_workload),
-        "eight small dense heads": of_eight_heads,
+        EIGHT: of_eight_heads,
     }
+    rows: list[Row] = []
     for title in [SMALL] if options.quick else workloads:
         rounds = options.rounds if title == GRU else 5 * options.rounds  # a step of the others takes a millisecond
-        print_ratios(title, in_turns(workloads[title](), rounds, options.steps))
+        rows += rows_of(in_turns(workloads[title](), rounds, options.steps), workload=title)
+    finish(options, rows, tables)

@@ -5,6 +5,7 @@ The workloads are those of `step`, and a convolutional encoder with three heads.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,14 +14,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.speed._shared import in_turns, parsed, parser_of, print_ratios, versions
+from benchmarks.speed._record import Line, Row, Table, finish, significant, table
+from benchmarks.speed._shared import in_turns, parsed, parser_of, ratios
 from benchmarks.speed.step import by_hand, sequence_workload, small_workload, with_eight_heads, with_trainer
 from multihead import MultiHeadTrainer
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "telemetry=None": {"telemetry": None},
-    'telemetry="norms"': {"telemetry": "norms"},
-    'telemetry="full"': {"telemetry": "full"},
+    "None": {"telemetry": None},
+    '`"norms"`': {"telemetry": "norms"},
+    '`"full"`': {"telemetry": "full"},
 }
 
 
@@ -47,17 +49,25 @@ WORKLOADS: dict[str, Callable[..., Callable[[], Any]]] = {
     "two small dense heads": lambda **options: with_trainer(small_workload, **options),
     "eight small dense heads": with_eight_heads,
 }
+STEP = "step, ms"
 BY_HAND = {"GRU encoder, sequence and class": sequence_workload, "two small dense heads": small_workload}
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    title = "Processor time of a step, relative to `telemetry=None`"
+    return [table(lines, title, ["workload"], (), ".3f", {STEP: ".3g"})]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("telemetry", __doc__, rounds=15, steps=10)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), help="which workloads")
     options = parsed(parser, arguments, workloads=["two small dense heads"])
-    print(f"{versions()}; processor time of a step, relative to the first row")
+    rows: list[Row] = []
     for title in options.workloads:
         runs = {name: WORKLOADS[title](**variant) for name, variant in VARIANTS.items()}
         if title in BY_HAND:
             runs["custom training loop"] = by_hand(BY_HAND[title])
         seconds = in_turns(runs, options.rounds, options.steps, time.process_time)
-        print_ratios(title, seconds, digits=3)
+        step, (_, *others) = significant(1e3 * statistics.median(seconds["None"])), ratios(seconds).items()
+        rows.append({"workload": title, STEP: step, **{name: round(value, 4) for name, value in others}})
+    finish(options, rows, tables)

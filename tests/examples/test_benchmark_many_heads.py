@@ -1,39 +1,33 @@
-"""The benchmark of many heads: it runs, certifies, and the page shows what its lines say."""
+"""The benchmark of many heads: it runs, certifies, and so do its recorded lines."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from benchmarks.speed import many_heads
-from tests.helpers.sources import ROOT
+from benchmarks.speed import _record, many_heads
 
 pytestmark = pytest.mark.programs
 
 
-def test_a_short_run_solves_and_writes_lines(tmp_path, capsys):
-    output = tmp_path / "lines.jsonl"
-    many_heads.main(["--quick", "--write", str(output)])
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert {(line["method"], line["kind"], line["heads"]) for line in lines} == {
+def test_a_short_run_solves_and_certifies(monkeypatch, capsys):
+    lines = []
+    tables = many_heads.tables
+    monkeypatch.setattr(many_heads, "tables", lambda found: (lines.extend(found), tables(found))[1])
+    many_heads.main(["--quick"])
+    rows = lines[0]["rows"]
+    assert {(row["method"], row["kind"], row["heads"]) for row in rows} == {
         (name, kind, 32) for name in ("DualProj", "MGDA") for kind in ("independent", "dependent")
     }
-    assert all(line["gap"] < 1e-5 and line["least_cosine"] >= -1e-5 for line in lines)
-    assert many_heads.table(lines) in capsys.readouterr().out
+    assert all(row["gap"] < 1e-5 and row["least_cosine"] >= -1e-5 for row in rows)
+    assert many_heads.markdown_of(rows) in capsys.readouterr().out
     many_heads.main(["--heads", "129", "--methods", "UPGrad", "--kinds", "independent", "--plain"])
     assert "| `UPGrad` | independent | too many |" in capsys.readouterr().out
 
 
-def test_the_page_shows_what_the_lines_say():
-    lines = [json.loads(line) for line in many_heads.RESULTS.read_text(encoding="utf-8").splitlines()]
-    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    shown = page.partition("<!-- many heads: begin -->\n\n")[2].partition("\n<!-- many heads: end -->")[0]
-    assert shown == many_heads.table(lines), (
-        "run `python -m benchmarks many_heads --read benchmarks/speed/results/many_heads.jsonl`"
-    )
-    promised = [line for line in lines if line["method"] in ("UPGrad", "DualProj", "MGDA", "NashMTL") and "ms" in line]
-    assert len(promised) == 24 and all(line["least_cosine"] >= -1e-5 for line in promised)
+def test_what_is_recorded_keeps_the_promises():
+    (line,) = _record.newest(_record.read(_record.path_of("many_heads")), ["method"], {})
+    promised = [row for row in line["rows"] if row["method"] in ("UPGrad", "DualProj", "MGDA", "NashMTL") and "ms" in row]
+    assert len(promised) == 24 and all(row["least_cosine"] >= -1e-5 for row in promised)
     unsolvable = ("IMTLG", "ConFIG")  # whose equations have no solution where gradients depend on each other
-    certified = [line["gap"] for line in lines if "gap" in line and line["method"] not in unsolvable]
+    certified = [row["gap"] for row in line["rows"] if "gap" in row and row["method"] not in unsolvable]
     assert max(certified) < 3e-3

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.speed import _shared, peers
+from benchmarks.speed import peers
 from benchmarks.speed._peers_problem import PARAMETERS, PLAIN, Problem
 
 pytestmark = pytest.mark.programs
@@ -78,14 +78,14 @@ def test_a_process_has_the_threads_of_its_library_and_says_why_it_ended(monkeypa
 
 
 @pytest.mark.thorough
-def test_quick_prints_the_table_and_says_that_pytorch_is_not_there(tmp_path, capsys):
-    path = tmp_path / "lines.jsonl"
-    assert peers.main(["--quick", "--cache", str(tmp_path / "torch"), "--results", str(path)]) == 0
-    printed = capsys.readouterr().out
-    assert "without PyTorch, which is not in" in printed and printed.endswith(peers.table(path))
-    first, line = _shared.read_lines(path)
-    assert set(first["settings"]["versions"]) == {"TensorFlow", "Keras"}
-    ((keras, ours),) = [[line["seconds"][f"{who}, {PLAIN}"] for who in ("Keras", "ours")]]
+def test_quick_prints_the_table_and_says_that_pytorch_is_not_there(tmp_path, capsys, monkeypatch):
+    lines, tables = [], peers.tables
+    monkeypatch.setattr(peers, "tables", lambda found: (lines.extend(found), tables(found))[1])
+    assert peers.main(["--quick", "--cache", str(tmp_path / "torch")]) == 0
+    printed, (line,) = capsys.readouterr().out, lines
+    assert "without PyTorch, which is not in" in printed and printed.endswith(peers.markdown_of(line["rows"]))
+    assert set(line["versions"]) == {"TensorFlow", "Keras"}
+    ((keras, ours),) = [[row["seconds"][f"{who}, {PLAIN}"] for who in ("Keras", "ours")] for row in line["rows"]]
     assert f"| dense | 2 | 87,572 | {1e3 * ours[0]:.1f} | {keras[0] / ours[0]:.2f} (" in printed
 
 
@@ -100,13 +100,5 @@ def test_models_that_are_not_the_same_are_an_error():
 
 
 def test_a_python_without_pytorch_is_named(tmp_path, capsys):
-    assert peers.main(["--torch-python", str(tmp_path / "python"), "--results", str(tmp_path / "lines.jsonl")]) == 2
+    assert peers.main(["--torch-python", str(tmp_path / "python")]) == 2
     assert "`--torch-python` must be a Python with torch, torchjd and quadprog. Received: " in capsys.readouterr().err
-
-
-def test_the_page_has_the_table_of_the_recorded_lines():
-    page = peers.PAGE.read_text(encoding="utf-8")
-    assert f"<!-- {peers.COMMAND} -->\n" in page
-    if peers.LINES.exists():
-        assert _shared.filled(page, peers.COMMAND, peers.table(peers.LINES)) == page
-    assert _shared.filled(page, peers.COMMAND, "a table") != page

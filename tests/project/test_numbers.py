@@ -1,6 +1,7 @@
 """A number in prose that states a result has a row: in a table of its page, or in a section that its paragraph links to.
 
-Tables, code and what programs print are rows themselves; what is left is prose, of pages and of public docstrings.
+Tables, code, what programs print, and what is written from recorded lines are rows themselves; what is left is prose, of pages
+and of public docstrings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.mathematics  # of texts
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = (
     *("multihead", "multihead.balancing", "multihead.weighting", "multihead.schedules", "multihead.losses"),
     *("multihead.scaling", "multihead.clipping", "multihead.accumulation", "multihead.callbacks", "multihead.diagnosis"),
@@ -37,6 +38,10 @@ NEVER = re.compile(
 """What has a number and is no result: versions, places in papers, the level of intervals."""
 NO_RESULTS = {
     "README.md": {"NormFloor(1.0)": "a setting"},
+    "benchmarks/README.md": {
+        "adds 36 percent to the floating-point operations": "computed from the sizes of the model",
+        "a ratio of about 1.36": "follows from it",
+    },
     "docs/faq.md": {"predicts 0.3 instead of 30,000": "an example of a prediction in the wrong units"},
     "docs/index.md": {"NormFloor(1.0)": "a setting"},
     "docs/reliability.md": {"a representation of 50 MB": "a limit that is tested"},
@@ -54,8 +59,13 @@ NO_RESULTS = {
 """By page or public name, what else has a number and states no result, and why."""
 
 
+WRITTEN = re.compile(r"^<!-- python -m [^>]*-->\n(.*?)^<!-- end -->\n", re.DOTALL | re.MULTILINE)
+"""What a program writes into a page from recorded lines."""
+
+
 def prose(text: str) -> str:
-    """A text without code, tables and what programs print."""
+    """A text without code, tables, what programs print, and what is written from recorded lines."""
+    text = WRITTEN.sub("", text)
     text = re.sub(r"^( *)```.*?^\1```|^ *>>> .*?(?=^ *$|\Z)|`[^`]*`|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
     return "\n".join(line for line in text.splitlines() if not line.startswith(("|", "> ")))
 
@@ -91,6 +101,8 @@ def rows_for(page: Path, paragraph: str) -> str:
     """What a paragraph may take its numbers from: the tables and outputs of its page, and the sections that it links to."""
     text = page.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith(("|", "> "))]
+    written = "".join(WRITTEN.findall(text)).splitlines()
+    rows += [line for line in written if not line.startswith("`python -m ")]  # which has the commit and the versions
     rows += re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     for target, anchor in re.findall(r"\]\(([^)#:\s]*\.md)?(?:#([\w-]+))?\)", paragraph):
         rows.append(section((page.parent / target if target else page).read_text(encoding="utf-8"), anchor))

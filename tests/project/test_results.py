@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from benchmarks.__main__ import PAGES, with_tables
 from benchmarks.research import pages
 from benchmarks.research.__main__ import recorded_tables
 from benchmarks.research.record import EQUAL_COST, RESULTS, comparison, read
@@ -16,6 +19,20 @@ def test_tables_of_the_results_are_those_of_the_lines() -> None:
     for path, page in pages.with_tables(recorded_tables()).items():
         assert path.read_text(encoding="utf-8") == page, "run `python -m benchmarks.research write`"
         assert page.count("<!-- end -->") == page.count("--table -->") + page.count("<!-- short: ") > 0
+
+
+@pytest.mark.programs
+def test_tables_of_the_speed_are_those_of_the_lines() -> None:
+    for path, page in with_tables().items():
+        assert path.read_text(encoding="utf-8") == page, "run `python -m benchmarks write`"
+        assert page.count("<!-- end -->") == page.count("<!-- python -m benchmarks ") > 0
+
+
+def test_the_page_of_the_speed_has_no_other_tables() -> None:
+    page = re.sub(
+        r"<!-- python -m benchmarks \w+ -->\n.*?<!-- end -->\n", "", PAGES[0].read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    assert "| ---" not in page and "<!-- " not in page, "record the line, and run `python -m benchmarks write`"
 
 
 def test_the_page_for_users_is_short() -> None:
