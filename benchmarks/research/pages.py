@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.research import tables, weights
 from benchmarks.research.problems import GROUPS
 from benchmarks.research.record import ALONE, EQUAL_COST, LARGE, MORE, PLAIN, RATES, RESULTS, WIDE, Line, comparison, read
+from benchmarks.speed._shared import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "results"
@@ -142,14 +143,6 @@ def short(name: str) -> str:
         return tables.by_set(lines, [PLAIN, "NormFloor", "EqualNorms"])
     variants = [PLAIN, RULE, "EqualNorms", f"AlignedMTL{EQUAL_COST}", f"AlignedMTL{LARGE}{EQUAL_COST}"]
     return tables.by_set([line for line in lines if line["set"].startswith("cl_rr")], variants)
-
-
-def filled(page: str, command: str, table: str) -> str:
-    """A page with a table between `<!-- command -->` and `<!-- end -->`; the page itself if it has no such marks."""
-    begin, end = f"<!-- {command} -->\n", "<!-- end -->\n"
-    before, mark, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    return f"{before}{begin}\n{table}\n{end}{after}" if mark and closed else page
 
 
 def with_tables(made: Mapping[str, str]) -> dict[Path, str]:

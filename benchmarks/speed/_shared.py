@@ -176,7 +176,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def filled(page: str, command: str, table: str) -> str:
-    """A page with a table between `<!-- command -->` and `<!-- end -->`.
+    """A page with a table between `<!-- command -->` and `<!-- end -->`; the page itself if it has no such marks.
 
     Args:
         page: The text of the page.

@@ -92,9 +92,7 @@ def test_a_table_has_a_column_for_each_version_with_its_newest_line():
     (made,) = label_checks.tables(lines)
     columns = "| model | TensorFlow 2.15 | TensorFlow 2.21 |\n| --- | ---: | ---: |\n"
     assert made.text == f"{columns}| a | 4.000 | 1.000 |\n| b |  | 2.000 |\n"
-    expected = (
-        "label_checks --rounds 1`; commit not recorded and commit 1a2b3c4d; TensorFlow 2.15.0 and 2.21.0; 2 cores"
-    )
+    expected = "label_checks --rounds 1`; commit not recorded and commit 1a2b3c4d; TensorFlow 2.15.0 and 2.21.0; 2 cores"
     assert expected in _record.page_of([made])
     (made,) = label_checks.tables([line(None, 9.0)])
     assert made.text.endswith("| a | 9.000 |\n") and "; versions not recorded; " in _record.page_of([made])
