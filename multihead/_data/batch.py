@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.tensors import in_xla
 from multihead._ground.types import Config, Nested, Shape, Tensor
-from multihead._ground.validation import check_dense, check_head_names, quoted
+from multihead._ground.validation import check_dense, check_head_names, quoted, stop_unless
 
 
 class Batch(NamedTuple):
@@ -105,22 +108,52 @@ def batch_size(nest: Nested) -> tf.Tensor:
     return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
-def check_rows(batch: Batch) -> None:
-    """Raises a `ValueError` unless targets and weights have as many rows as the inputs, as far as shapes are known."""
+def check_rows(batch: Batch, num_micro_batches: int = 1) -> Batch:
+    """A batch whose targets and weights have a row for each example, and its inputs, too, if micro-batches split them.
 
-    def known_rows(nest: Nested) -> list[int]:
-        shapes = [leaf.shape for leaf in tf.nest.flatten(nest) if leaf is not None]
-        return [int(shape[0]) for shape in shapes if shape.rank and shape[0] is not None]
+    Raises:
+        ValueError: They are known to have another number of rows. Of micro-batches, numbers that are known only when a graph
+            runs are compared there.
+    """
+    splits, checks = num_micro_batches > 1, list[tf.Tensor]()
+    inputs, *labels = (_named_leaves(name, part) for name, part in batch._asdict().items())
+    rows_known = {name: 0 if leaf.shape.rank == 0 else leaf.shape[0] for name, leaf in itertools.chain(inputs, *labels)}
+    first, example = next((named for named in inputs if rows_known[named[0]]), inputs[0] if inputs else ("inputs", None))
+    for name, leaf in itertools.chain(inputs if splits else [], *labels):
+        explain = functools.partial(_other_rows, name, first, num_micro_batches)
+        sizes = rows_known[name], rows_known.get(first)
+        if None not in sizes:
+            if sizes[0] != sizes[1]:
+                raise ValueError("".join(map(str, explain(*sizes))))
+        elif splits and leaf is not example:
+            sizes = batch_size(leaf), batch_size(example)
+            if in_xla():  # which ignores assertions, but fails here
+                checks.append(tf.reshape(tf.range(sizes[0]), sizes[1:]))
+            checks += stop_unless(tf.equal(*sizes), functools.partial(explain, *sizes))
+    with tf.control_dependencies(checks):
+        return copied(batch) if checks else batch
 
-    num_examples = known_rows(batch.inputs)[:1]
-    for part, by_head in (("targets", batch.targets), ("sample_weights", batch.sample_weights)):
-        for head, nest in by_head.items():
-            wrong = [number for number in known_rows(nest) if [number] != num_examples]
-            if wrong and num_examples:
-                raise ValueError(
-                    f"`{part}[{head!r}]` must have one row for each example. Received: {wrong[0]} for {num_examples[0]} in "
-                    "the inputs. Pass arrays of the same length."
-                )
+
+def _other_rows(name: str, first: str, number: int, rows: Tensor, expected: Tensor) -> list[str | tf.Tensor]:
+    """The parts of an error message."""
+    rule, remedy = f"`{name}` must have one row for each example", "Pass arrays of the same length."
+    if number > 1:
+        rule += f", since micro_batches={number} splits every input, target and weight by rows"
+        remedy += " What belongs to all examples: repeat it for each, keep it in a layer, or pass micro_batches=1."
+    return [f"{rule}. Received: ", rows, " for ", expected, f" in `{first}`. {remedy}"]
+
+
+def _named_leaves(name: str, nest: Nested) -> list[tuple[str, Tensor]]:
+    """The tensors of a nest, with what names them."""
+    if isinstance(nest, (Mapping, tuple, list)):
+        parts = nest.items() if isinstance(nest, Mapping) else enumerate(nest)
+        return [leaf for key, part in parts for leaf in _named_leaves(f"{name}[{key!r}]", part)]
+    return [] if nest is None else [(name, nest)]
+
+
+def copied(nest: Nested) -> Nested:
+    """A nest of tensors, copied under the control dependencies of here."""
+    return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
 
 
 def rows(nest: Nested, start: Tensor, end: Tensor) -> Nested:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.batch import Batch, batch_size
+from multihead._data.batch import Batch, batch_size, copied
 from multihead._ground import replicas
 from multihead._ground.calls import in_inference_mode
 from multihead._ground.tensors import computed_if, inner_products, where
 from multihead._ground.types import Gradient, Nested, Tensor, Variable
 from multihead._update.labels import Labels, count_labels, measure, rows_for, runs
-from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, copied
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import loss_of_call, loss_of_weights, sum_of
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import Rows, call_encoder, cosines_of, times

@@ -6,17 +6,15 @@ of all examples in one batch, even if the micro-batches differ in size. In a gra
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._data.batch import Batch, batch_size, open_batch_size, rows
+from multihead._data.batch import batch_size, copied, open_batch_size, rows
 from multihead._ground.calls import graph_function
 from multihead._ground.tensors import added, computed_if, in_xla, with_none
 from multihead._ground.types import Function, Gradient, Nested, Tensor
-from multihead._ground.validation import stop_unless
 from multihead._update.labels import Labels
 
 
@@ -49,50 +47,6 @@ def _part(batch: MicroBatch, place: Tensor, number: int) -> Nested:
         return batch
     size = batch_size(batch.inputs)
     return rows(batch, size * place // number, size * (place + 1) // number)
-
-
-def splittable(batch: Batch, number: int) -> Batch:
-    """A batch whose rows `number` micro-batches share: each input, target and weight has as many as the others.
-
-    Raises:
-        ValueError: They are known to differ. Numbers that are known only when a graph runs are compared there.
-    """
-    named = [leaf for part in batch._fields for leaf in _named_leaves(part, getattr(batch, part))]
-    (first, expected), *others = [(name, batch_size(leaf) if leaf.shape.rank != 0 else 0) for name, leaf in named]
-    checks = []
-    for name, count in others:
-        explain = functools.partial(_different_rows, number, name, first)
-        known = [tf.get_static_value(value) for value in (count, expected)]
-        if None in known:
-            if in_xla():  # which ignores assertions, but fails here
-                checks.append(tf.reshape(tf.range(count), [expected]))
-            checks += stop_unless(tf.equal(count, expected), functools.partial(explain, count, expected))
-        elif known[0] != known[1]:
-            raise ValueError("".join(map(str, explain(*known))))
-    with tf.control_dependencies(checks):
-        return copied(batch) if checks else batch
-
-
-def _different_rows(number: int, name: str, first: str, count: Tensor, expected: Tensor) -> list[str | tf.Tensor]:
-    """The parts of an error message."""
-    rule = "`micro_batches` above 1 splits every input, target and weight by rows, one for each example"
-    remedy = "Pass micro_batches=1, or repeat for each example what belongs to all, or keep it in a layer."
-    received = f"{rule}. Received: micro_batches={number}, {name} with "
-    return [received, count, f" rows, and {first} with ", expected, f". {remedy}"]
-
-
-def _named_leaves(name: str, nest: Nested) -> list[tuple[str, Tensor]]:
-    """The tensors of a nest, with what names them."""
-    if isinstance(nest, Mapping):
-        return [leaf for key, part in nest.items() for leaf in _named_leaves(f"{name}[{key!r}]", part)]
-    if isinstance(nest, (tuple, list)):
-        return [leaf for key, part in enumerate(nest) for leaf in _named_leaves(f"{name}[{key!r}]", part)]
-    return [] if nest is None else [(name, nest)]
-
-
-def copied(nest: Nested) -> Nested:
-    """A nest of tensors, copied under the control dependencies of here."""
-    return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
 
 
 def plus(first: Nested, second: Nested) -> Nested:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from multihead._data.batch import Batch
+from multihead._data.batch import Batch, check_rows
 from multihead._ground import replicas
 from multihead._ground.calls import graph_function
 from multihead._ground.layers import all_layers
@@ -16,7 +16,7 @@ from multihead._ground.types import Nested
 from multihead._ground.validation import quoted
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas
-from multihead._update.micro_batches import MicroBatch, MicroBatches, plus, splittable
+from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
 from multihead._update.network import ByOwner, gradients_of_weights, sum_of
 from multihead._update.participation import Participation
 from multihead._update.spec import Idle, UpdateSpec
@@ -27,7 +27,7 @@ from multihead._update.weights import LossWeights, head_weights_at
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
     """Computes the gradients of one update from this replica's batches; `scale` is the factor of loss scaling, or None."""
     network, roll_back, number = spec.network, RollBack(spec.state), spec.methods.num_micro_batches
-    batches = [splittable(batch, number) if number > 1 else batch for batch in batches]
+    batches = [check_rows(batch, number) if number > 1 else batch for batch in batches]
 
     # 1. Labels: which elements have one, and how many there are in all batches and on all replicas. Of several batches, each
     # calls the same function, which is traced once per shape.
