@@ -313,5 +313,4 @@ class TargetScaling(keras.layers.Layer):
         return with_keras_mask(self.scaling.undo(tf.cast(predictions, dtype) * deviation + mean), mask)
 
     def _numbers(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """The mean and the deviation."""
         return tf.cast(tf.convert_to_tensor(self.mean), dtype), tf.cast(tf.convert_to_tensor(self.deviation), dtype)

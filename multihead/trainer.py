@@ -53,7 +53,6 @@ from multihead._trainer.fitting import (
     prepare_validation,
     prepared_batch,
     prepared_evaluation,
-    prepared_fit,
     running_fit,
     with_progress_line,
 )
@@ -484,10 +483,8 @@ class MultiHeadTrainer(KerasTrainer):
             validation_freq=validation_freq,
             others=kwargs,
         )
-        with open_run(self, checkpoint) as run:
-            prepared = prepared_fit(self, self._state, call, run)
-            with running_fit(self, self._state, prepared, run) as arguments:
-                return super().fit(**arguments)
+        with open_run(self, checkpoint) as run, running_fit(self, self._state, call, run) as arguments:
+            return super().fit(**arguments)
 
     @readable_errors()
     def evaluate(

@@ -89,7 +89,6 @@ def unmasked(argument: str, value: Nested, *, are_targets: bool = False) -> Nest
 
 
 def _leaves(value: Nested) -> list[object]:
-    """What nested lists hold."""
     return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, (list, tuple)) else [value]
 
 
@@ -135,7 +134,6 @@ def check_rows(batch: Batch, num_micro_batches: int = 1) -> Batch:
 
 
 def _other_rows(name: str, first: str, number: int, rows: Tensor, expected: Tensor) -> list[str | tf.Tensor]:
-    """The parts of an error message."""
     rule, remedy = f"`{name}` must have one row for each example", "Pass arrays of the same length."
     if number > 1:
         rule += f", since micro_batches={number} splits every input, target and weight by rows"

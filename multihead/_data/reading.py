@@ -271,7 +271,6 @@ class _BatchNormalizer:
         return merged_spec(first, *others)
 
     def __call__(self, batch: Nested) -> tuple[Nested, dict[str, Tensor], dict[str, Tensor]]:
-        """A completed batch."""
         inputs, targets, weights = self._read(batch)
         late = [name for name in targets if name not in self.specs.targets]
         if late:
@@ -337,7 +336,6 @@ class _CompletedSequence(keras.utils.Sequence):
         self._inner.on_epoch_end()
 
     def batches(self, shuffle: bool | str) -> Iterator[Nested]:
-        """The batches of one pass."""
         self.on_epoch_begin()
         length = self.num_batches
         order: Iterable[int] = itertools.count() if length is None else range(length)

@@ -25,7 +25,6 @@ _MARK, _BEGINNING = f"Software\0{_SOFTWARE}".encode(), 1024
 
 
 def optional(module: str) -> ModuleType | None:
-    """An optional module, or None if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -33,7 +32,6 @@ def optional(module: str) -> ModuleType | None:
 
 
 def needed(module: str, extra: str, what: str) -> ModuleType:
-    """An optional module."""
     imported = optional(module)
     if imported is None:
         package = module.partition(".")[0]
@@ -110,7 +108,6 @@ def legend(axis: Axis, **options: object) -> None:
 
 
 def colour(k: int) -> str:
-    """The colour of the `k`-th head."""
     return COLOURS[k % len(COLOURS)]
 
 

@@ -103,7 +103,6 @@ def balancing_of(trainer: Trainer) -> str:
 
 
 def print_summary(trainer: Trainer, write: Callable[[str], object]) -> None:
-    """Writes the tables of a trainer, one after another."""
     rows, modules = modules_of(trainer), _named_modules(trainer)
     if all(getattr(module, "built", True) for _, module in modules):
         total = size_of(variable for _, module in modules for variable in getattr(module, "weights", []))
@@ -122,12 +121,10 @@ def modules_by_role(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 def _named_modules(trainer: Trainer) -> list[tuple[str, Layer]]:
-    """The encoder and the heads' modules, by name."""
     return [("encoder", trainer.encoder), *((name, head.module) for name, head in trainer.heads.items())]
 
 
 def draw_model(trainer: Trainer) -> Figure:
-    """See `multihead.plots.model`."""
     (_, kind, size, *_), *heads = modules_of(trainer)
     figure, axes = new_figure("`plots.model`", 1, 1, (6.2, 1.5 + 1.05 * len(heads)))
     axis, middle = axes[0, 0], (len(heads) - 1) / 2

@@ -129,7 +129,6 @@ def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> l
 
 
 def _have_weights(nodes: Iterable[Node]) -> bool:
-    """Whether the layer of one of the nodes has weights."""
     return any(getattr(layer_of(node), "weights", None) for node in nodes)
 
 
@@ -269,7 +268,6 @@ def _holds_others(values: Mapping[str, Any], argument: str) -> bool:
 
 
 def _metrics_of(model: Layer, argument: str, metrics: Any) -> list[list[MetricIdentifier]]:
-    """The metrics of each output."""
     count = len(tf.nest.flatten(model.output))
     is_list = isinstance(metrics, (list, tuple))
     is_nested = is_list and any(isinstance(spec, (list, tuple, Mapping)) for spec in metrics)

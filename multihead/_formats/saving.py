@@ -75,7 +75,6 @@ def whole_or_unchanged(
 
 
 def config_of(name: str, encoder: Layer, heads: Sequence[NamedHead]) -> Config:
-    """The configuration of a trainer."""
     # Keras marks an object as shared only when it meets it again, so everything is serialized twice.
     for _ in range(2):
         encoder_config = keras.saving.serialize_keras_object(encoder)
@@ -100,7 +99,6 @@ def from_saved_config(kind: type[Trainer], config: Config, custom_objects: Confi
 
 
 def _restored_values(config: Config, restore: Function) -> Config:
-    """A configuration with its values restored."""
     return {key: restore(value) for key, value in config.items()}
 
 

@@ -146,17 +146,11 @@ def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
     return names
 
 
-_READING = (
-    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"),
-    *("LookupTableFindV2", "LookupTableSizeV2"),
-)
-
+_READING = "ReadVariableOp ResourceGather ResourceGatherNd VariableShape LookupTableFindV2 LookupTableSizeV2".split()
 _ON_RESOURCES = (
-    *("VarHandleOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"),
-    *("ResourceScatterAdd", "ResourceScatterUpdate"),
-)
-
-
+    "VarHandleOp AssignVariableOp AssignAddVariableOp AssignSubVariableOp RngReadAndSkip ResourceScatterAdd "
+    "ResourceScatterUpdate"
+).split()
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 
 
@@ -171,15 +165,15 @@ def operations_behind(result: tf.Tensor) -> list[tf.Operation]:
     return list(found.values())
 
 
-def kinds_with_state(graph: tf.Graph, result: tf.Tensor | None = None) -> set[str]:
+def kinds_with_state(graph: tf.Graph, behind: Sequence[tf.Operation] | None = None) -> set[str]:
     """The kinds of operations of a graph, and of all functions in it, that have a state other than that of resources.
 
-    With a `result`, only those that it depends on, and functions if it depends on one.
+    With the operations `behind` a result, only those, and functions if there is one among them.
     """
     definition = graph.as_graph_def()
     nodes, functions = list(definition.node), definition.library.function
-    if result is not None:
-        needed = {operation.name for operation in operations_behind(result)}
+    if behind is not None:
+        needed = {operation.name for operation in behind}
         nodes = [node for node in nodes if node.name in needed]
         has_functions = any(attribute.HasField("func") for node in nodes for attribute in node.attr.values())
         functions = functions if has_functions else []
@@ -222,7 +216,6 @@ def entries_for(module: Layer, representation: Nested) -> Nested:
 
 
 def keras_mask(tensor: Tensor) -> tf.Tensor | None:
-    """The Keras mask of a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
@@ -263,6 +256,12 @@ def with_logits(change: Callable[[tf.Tensor], tf.Tensor], predictions: Tensor) -
     if logits is None or changed is predictions:
         return changed
     return with_keras_logits(changed, change(logits))
+
+
+def gathered(tensor: Tensor, rows: Tensor) -> tf.Tensor:
+    """Some rows of a tensor, with its Keras mask and the logits that it was computed from."""
+    kept, mask = with_logits(lambda values: tf.gather(values, rows), tensor), keras_mask(tensor)
+    return with_keras_mask(kept, None if mask is None else tf.gather(mask, rows))
 
 
 def are_probabilities(predictions: Tensor) -> bool:

@@ -32,14 +32,8 @@ METRICS_ARE_SORTED = KERAS_3
 SEQUENCES_BEGIN_ANEW = not KERAS_3
 
 # The losses and metrics of Keras 3 that Keras 2 does not have, by their names in lower case and without underscores.
-ONLY_KERAS_3 = (
-    ()
-    if KERAS_3
-    else (
-        *("ctc", "dice", "tversky", "circle", "categoricalgeneralizedcrossentropy"),
-        *("pearsoncorrelation", "concordancecorrelation"),
-    )
-)
+_NEW = "ctc dice tversky circle categoricalgeneralizedcrossentropy pearsoncorrelation concordancecorrelation"
+ONLY_KERAS_3 = [] if KERAS_3 else _NEW.split()
 
 # Whether losses and metrics of users get labels of shape `[batch]` as `[batch, 1]`.
 LABELS_HAVE_COLUMNS = not KERAS_3
@@ -81,7 +75,6 @@ def tensor_variable(variable: Variable) -> tf.Variable:
 
 
 def metric_variables(metrics: Iterable[Metric]) -> list[tf.Variable]:
-    """The TensorFlow variables of metrics."""
     return [tensor_variable(variable) for metric in metrics for variable in metric.variables]
 
 
@@ -353,7 +346,6 @@ def load_as_arrays(metrics: Iterable[Metric]) -> None:
 
 
 def wrapped_function(metric: Metric) -> Function:
-    """The function of a `MeanMetricWrapper`."""
     function: Function = metric._fn
     return function
 

@@ -252,7 +252,6 @@ def inputs_of(node: Node) -> list[Tensor]:
 
 
 def outputs_of(node: Node) -> list[Tensor]:
-    """The symbolic tensors that a call returns."""
     return list(node.output_tensors) if KERAS_3 else tf.nest.flatten(node.outputs)
 
 

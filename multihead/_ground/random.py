@@ -61,7 +61,6 @@ def random_numbers() -> Config:
 
 
 def restore_random_numbers(saved: Config) -> None:
-    """Restores the result of `random_numbers`."""
     version, numbers, gauss = saved["python"]
     name, key, *others = saved["numpy"]
     random.setstate((version, tuple(numbers), gauss))

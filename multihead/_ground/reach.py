@@ -26,7 +26,6 @@ class Reach(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """Whether there are numbers out of reach."""
         return self.sums_to_one or self.low > -INFINITE or self.high < INFINITE
 
     def moved(self, factor: float, offset: float) -> Reach:
@@ -37,7 +36,6 @@ class Reach(NamedTuple):
         return Reach(low, high)
 
     def hull(self, other: Reach) -> Reach:
-        """The smallest interval with both."""
         return Reach(min(self.low, other.low), max(self.high, other.high))
 
     def __str__(self) -> str:

@@ -13,7 +13,6 @@ from multihead._ground.types import Function, Layer, Nested, Tensor
 
 
 def num_replicas() -> int:
-    """The number of replicas that contribute to an update."""
     context = tf.distribute.get_replica_context()
     return 1 if context is None else int(context.num_replicas_in_sync)
 

@@ -49,7 +49,6 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
 
 
 def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of `_encode`."""
     if not isinstance(value, dict):
         return value
     if value["kind"] in ("array", "scalar"):

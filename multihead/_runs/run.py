@@ -88,21 +88,14 @@ def open_run(trainer: Trainer, checkpoint: Checkpoint | None) -> Iterator[SavedR
 
 
 class SavedRun:
-    """A run in a folder that no other process trains in.
-
-    Attributes:
-        trainer: The trainer.
-        checkpoint: Where and when the run is saved.
-        snapshot: What the run continues from; None in a new run.
-        place: Where the snapshot was taken, an epoch and a number of batches.
-        is_over: Whether the run has ended with the snapshot; known after `begin`.
-        start: The description of the run from when it began; empty before `begin`.
-    """
+    """A run in a folder that no other process trains in."""
 
     def __init__(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
-        self.trainer, self.checkpoint, self.snapshot = trainer, checkpoint, checkpoint.read()
-        self.place, self.is_over = (0, 0), False
-        self.start: Config = {}
+        self.trainer, self.checkpoint = trainer, checkpoint
+        self.snapshot = checkpoint.read()  # what the run continues from; None in a new run
+        self.place = 0, 0  # where the snapshot was taken, an epoch and a number of batches
+        self.is_over = False  # whether the run has ended with the snapshot; known after `begin`
+        self.start: Config = {}  # the description of the run from when it began; empty before `begin`
         if self.snapshot is not None:  # before data are read and variables created, which may draw
             self.place = tuple(self.snapshot.description["place"])
             restore_random_numbers(self.snapshot.description["start"]["entered"])
@@ -198,7 +191,6 @@ class RunCallbacks(keras.callbacks.CallbackList):
         self._called = self.callbacks
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Called by Keras."""
         run, metrics = self._run, self._trainer.log_metrics
         if run.snapshot is not None:
             continue_files(self.callbacks, run.place[0])
@@ -216,7 +208,6 @@ class RunCallbacks(keras.callbacks.CallbackList):
             self._trainer.test_function = partial(self._draw, [])
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         self._epoch, self._batch = epoch, 0
         if self._is_replaying and (epoch, 0) == self._run.place:
             self._reach()
@@ -229,7 +220,6 @@ class RunCallbacks(keras.callbacks.CallbackList):
             self.callbacks = []
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         done, self._batch = batch + 1 - self._batch, batch + 1
         if self._is_replaying:
             if (self._epoch, self._batch) >= self._run.place:
@@ -242,13 +232,11 @@ class RunCallbacks(keras.callbacks.CallbackList):
             self._save(self._epoch, self._batch)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         super().on_epoch_end(epoch, logs)
         if not self._is_replaying:
             self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Called by Keras."""
         self.callbacks = self._called
         super().on_train_end(logs)
         if not self._run.checkpoint.keep and is_chief(self._trainer):

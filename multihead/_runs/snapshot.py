@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,29 +36,6 @@ class Snapshot(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-class _Body(io.RawIOBase):
-    """A file from its current position on, as a file of its own."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file, self._start = file, file.tell()
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell() - self._start
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset + (self._start if whence == os.SEEK_SET else 0), whence) - self._start
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Writes a file that replaces the previous one only when it is complete and on the disk."""
     text = json.dumps(snapshot.description).encode()
@@ -71,11 +48,11 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
             digest = hashlib.sha256()
             file.write(_MAGIC + bytes(digest.digest_size))
             # As `np.savez` does, but without a copy of everything in memory.
-            with zipfile.ZipFile(body := _Body(file), "w") as entries:
+            with zipfile.ZipFile(file, "w") as entries:
                 for name, array in arrays.items():
                     with entries.open(f"{name}.npy", "w", force_zip64=True) as entry:
                         np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
-            body.seek(0)
+            file.seek(len(_MAGIC) + digest.digest_size)
             for part in iter(lambda: file.read(2**20), b""):
                 digest.update(part)
             file.seek(len(_MAGIC))
@@ -107,7 +84,6 @@ def remove_drafts(path: Path) -> None:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Reads what `write_snapshot` has written."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -123,8 +99,9 @@ def read_snapshot(path: Path) -> Snapshot:
     if hashlib.sha256(content).digest() != raw[len(_MAGIC) : start]:
         received = f"{len(raw)} bytes whose digest differs from the saved one: the file is damaged"
         raise ValueError(_refusal(path, received, "Delete it, to begin again, or restore it from a copy"))
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    with zipfile.ZipFile(io.BytesIO(raw)) as entries:
+        names = [(name, name.removesuffix(".npy")) for name in entries.namelist()]
+        arrays = {name: np.lib.format.read_array(entries.open(entry), allow_pickle=False) for entry, name in names}
     return Snapshot(json.loads(arrays.pop(_DESCRIPTION).tobytes()), arrays)
 
 

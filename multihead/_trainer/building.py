@@ -152,7 +152,6 @@ def check_trained(trainer: Trainer, state: TrainerState) -> None:
 
 
 def _built_methods(network: Network, options: CompileOptions, shapes: Shapes, balancer: Balancer | None) -> Methods:
-    """The methods, with the variables of those that are not built yet."""
     number = len(network.heads)
     options.head_schedule.build((number,))
     if balancer is not None:

@@ -21,7 +21,7 @@ from multihead._trainer.state import Setup, TrainerState
 from multihead._trainer.step_functions import TrainFunction
 from multihead._update.scaling import scale_targets, warn_of_model, warn_of_trained_modules
 from multihead._update.spec import Idle
-from multihead.balancing._kinds import every
+from multihead.balancing._kinds import Every
 from multihead.heads._metric_names import check_distinct
 from multihead.heads._named import NamedHead
 from multihead.heads._value import check_weight, is_zero
@@ -37,12 +37,10 @@ class HeadWeights(keras.layers.Layer):
         self.built = True
 
     def save_own_variables(self, store: dict[str, Tensor]) -> None:
-        """Called by Keras to save the weights."""
         for name, variable in self.by_head.items():
             store[name] = tf.convert_to_tensor(variable).numpy()
 
     def load_own_variables(self, store: dict[str, Tensor]) -> None:
-        """Called by Keras to load the weights of the heads that were saved."""
         for name, variable in self.by_head.items():
             if name in store:
                 variable.assign(store[name][()])
@@ -148,10 +146,7 @@ def end_compile(trainer: Trainer, state: TrainerState, options: CompileOptions) 
     """Takes over the options, once Keras has compiled with the optimizer."""
     # The optimizer may have made updates before.
     trainer.updates_before.assign_sub(tf.cast(tensor_variable(trainer.optimizer.iterations), tf.int64))
-    replace_layers(
-        trainer,
-        weighting=options.weighting,
-        balancer=None if options.balancer is None else every(options.balancer, options.balance_every),
-        head_schedule=options.head_schedule,
-    )
+    balancer, every = options.balancer, options.balance_every
+    balancer = balancer if balancer is None or every == 1 else Every(balancer, every)
+    replace_layers(trainer, weighting=options.weighting, balancer=balancer, head_schedule=options.head_schedule)
     state.setup = Setup(state.setup.heads, options)

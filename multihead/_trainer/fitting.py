@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,12 +15,7 @@ from multihead._data.batch import unpack
 from multihead._data.call import FitCall, Source, as_batches, read_call
 from multihead._data.data import Data, in_windows
 from multihead._data.reading import read_arrays
-from multihead._ground.keras import (
-    ProgressLine,
-    callbacks_of,
-    forget_validation_data,
-    runs_code_of_users,
-)
+from multihead._ground.keras import ProgressLine, callbacks_of, forget_validation_data, runs_code_of_users
 from multihead._ground.types import Callback, Callbacks, ClassWeight, Config, Dataset, Logs, Nested, Tensor
 from multihead._ground.validation import quoted
 from multihead._runs.run import SavedRun
@@ -34,21 +28,18 @@ from multihead._update.scaling import fit_scalings, unfitted_heads
 from multihead._update.spec import Idle, Plan
 from multihead.heads._directions import resolve_monitor_modes
 from multihead.heads._labels import check_arrays, checked
-from multihead.heads._named import NamedHead, weigh_classes
+from multihead.heads._named import weigh_classes
 from multihead.heads._value import is_zero
 from multihead.telemetry._epoch_end import EpochEnd
 
 
-class PreparedFit(NamedTuple):
-    """What a `fit` trains on, with the call for Keras's loop; its validation data; and what its steps can rely on."""
+def _prepared(
+    trainer: KerasTrainer, state: TrainerState, call: FitCall, run: SavedRun | None
+) -> tuple[Source, Checked | None, Plan]:
+    """Reads and checks a call of `fit`, and builds for it; each stage makes a new value.
 
-    source: Source
-    validation: Checked | None
-    plan: Plan
-
-
-def prepared_fit(trainer: KerasTrainer, state: TrainerState, call: FitCall, run: SavedRun | None) -> PreparedFit:
-    """Reads and checks a call of `fit`, and builds for it; each stage makes a new value. `run`: None if none is saved."""
+    Returns what is trained on, with the call for Keras's loop; the validation data; and what steps can rely on.
+    """
     data, validation = read_call(call, state.setup.all_names)
     absent = None if data.specs is None else state.setup.without_targets(data.specs)
     build(trainer, state, data.specs, data)
@@ -57,19 +48,20 @@ def prepared_fit(trainer: KerasTrainer, state: TrainerState, call: FitCall, run:
     held_out = None
     if validation is not None:
         held_out = _with_checked_labels(state, validation, in_xla=trainer.jit_compile, argument="validation_data")
-    unfitted = unfitted_heads(state.setup.heads)  # before a checkpoint is loaded
+    unfitted, steps = unfitted_heads(state.setup.heads), call.steps_per_epoch  # before a checkpoint is loaded
     seed = None if run is None else run.begin(training.data, None if held_out is None else held_out.data, call)
-    _fit_scalings(trainer, state, unfitted, training.data, call)
-    source = _batched(training.data, call, state.require_options("fit"), trainer.distribute_strategy, run, seed)
+    names, strategy, eagerly = state.setup.all_names, trainer.distribute_strategy, runs_eagerly(trainer)
+    fit_scalings(unfitted, training.data, steps, names, trainer.update_spec, strategy, eagerly=eagerly)
+    source = _batched(training.data, call, state.require_options("fit"), strategy, run, seed)
     plan = planned(trainer, state, call.class_weight, training.plan, callbacks_of(call.callbacks))
-    return PreparedFit(source, held_out, replace(plan, absent=absent))
+    return source, held_out, replace(plan, absent=absent)
 
 
 @contextmanager
-def running_fit(trainer: KerasTrainer, state: TrainerState, prepared: PreparedFit, run: SavedRun | None) -> Iterator[Config]:
-    """A context in which `fit` runs, with the arguments for Keras's loop."""
-    (data, call), validation = prepared.source, prepared.validation
-    with in_phase(trainer, state, "fit", prepared.plan), ExitStack() as stack:
+def running_fit(trainer: KerasTrainer, state: TrainerState, call: FitCall, run: SavedRun | None) -> Iterator[Config]:
+    """A context in which `fit` runs, with the arguments for Keras's loop. `run`: None if none is saved."""
+    (data, call), validation, plan = _prepared(trainer, state, call, run)
+    with in_phase(trainer, state, "fit", plan), ExitStack() as stack:
         callbacks = callbacks_of_fit(trainer, state, call, stack, validates=validation is not None)
         state.require_built().logs.take_weights(state.setup.trained)
         _begin_without_idle_heads(state)
@@ -96,12 +88,6 @@ def _begin_without_idle_heads(state: TrainerState) -> None:
     state.set_idle([])
 
 
-def _fit_scalings(trainer: KerasTrainer, state: TrainerState, heads: list[NamedHead], data: Data, call: FitCall) -> None:
-    """Learns the scalings of some heads from the data of a `fit`."""
-    names, strategy, eagerly = state.setup.all_names, trainer.distribute_strategy, runs_eagerly(trainer)
-    fit_scalings(heads, data, call.steps_per_epoch, names, trainer.update_spec, strategy, eagerly=eagerly)
-
-
 def _batched(
     data: Data,
     call: FitCall,
@@ -110,7 +96,6 @@ def _batched(
     run: SavedRun | None,
     seed: int | None,
 ) -> Source:
-    """The data as Keras's loop reads them: in windows where an update takes several batches, in order in a run."""
     size, is_python = options.gradient_accumulation_steps, data.batches is not None
     if size == 1 and (run is None or not (data.is_arrays or is_python)):
         return Source(data._replace(first=None), call)

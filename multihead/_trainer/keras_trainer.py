@@ -302,11 +302,8 @@ class KerasTrainer(KerasHooks):
 
         `print_fn` is called with each line. If any other argument is given, Keras's own summary follows.
         """
-        is_plain = (
-            positions is None and layer_range is None and line_length is None and not (expand_nested or show_trainable)
-        )
         print_summary(self, print if print_fn is None else print_fn)
-        if not is_plain:
+        if expand_nested or show_trainable or any(option is not None for option in (positions, layer_range, line_length)):
             with modules_by_role(self):
                 super().summary(
                     line_length=line_length,

@@ -49,7 +49,6 @@ class Shapes:
         return self.specs is not None and specs.targets.keys() <= built
 
     def restricted_to(self, names: Sequence[str]) -> Shapes:
-        """The shapes of some heads only."""
         inputs, *labels = self.specs or Batch(None, {}, {})
         kept = [{name: part[name] for name in part if name in names} for part in (self.predictions, *labels)]
         return Shapes(self.specs and Batch(inputs, kept[1], kept[2]), kept[0], self.num_leaves)
@@ -224,7 +223,7 @@ def _form_of(mask: tf.Tensor | None) -> MaskForm | None:
         for operation in behind
         if operation.type != "Identity"
     ]
-    return has_state or bool(kinds_with_state(mask.graph, mask)), sorted(parts)
+    return has_state or bool(kinds_with_state(mask.graph, behind)), sorted(parts)
 
 
 def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
@@ -268,7 +267,6 @@ class _Reading:
             self._tape.__exit__(*error)
 
     def variables(self) -> list[tf.Variable]:
-        """The variables read so far."""
         if self._tape:
             return list(self._tape.watched_variables())
         handles = {inside.name: outside for outside, inside in self._graph.captures}

@@ -119,7 +119,6 @@ class CompileOptions:
         return 1 if isinstance(self.steps_per_execution, str) else int(self.steps_per_execution or 1)
 
     def for_keras(self) -> Config:
-        """The options that are passed on to the `compile` of Keras."""
         options = {"run_eagerly": bool(self.run_eagerly), "steps_per_execution": self.steps_per_execution}
         return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
 

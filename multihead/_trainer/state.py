@@ -27,11 +27,9 @@ class Setup:
 
     @property
     def trained(self) -> tuple[NamedHead, ...]:
-        """The heads that have a loss."""
         return tuple(head for head in self.heads if head.is_trained)
 
     def head(self, name: str) -> NamedHead:
-        """The head of a name."""
         return next(head for head in self.heads if head.name == name)
 
     def without_targets(self, specs: Batch) -> frozenset[str]:
@@ -49,12 +47,10 @@ class Setup:
 
     @property
     def all_names(self) -> list[str]:
-        """The names of all heads."""
         return [head.name for head in self.heads]
 
     @property
     def names(self) -> list[str]:
-        """The names of the heads that have a loss."""
         return [head.name for head in self.trained]
 
 
@@ -92,34 +88,21 @@ class Origin(NamedTuple):
 
 
 class TrainerState:
-    """What a trainer knows, in an object in which Keras looks for nothing to save.
-
-    Attributes:
-        setup: What the user has decided.
-        added: By head name, the number of updates that had been made when the head was added.
-        shapes: What data have shown.
-        built: What is made of both; None before the first data, and after `compile`, `add_head` and `remove_head`.
-        idle: The heads that are idle.
-        idle_until_fit: Those of them that were made idle outside of `fit`.
-        phase: `"fit"`, or `"validation"` while `fit` runs; None outside of `fit`.
-        evaluates: Whether the step that was traced last is one of an evaluation.
-        plan: What the step that runs now was made with; nothing where a step is called by hand.
-        validation: The validation data of a `fit` that is running.
-        origin: The model that `from_model` has made the trainer of.
-    """
+    """What a trainer knows, in an object in which Keras looks for nothing to save."""
 
     def __init__(self) -> None:
-        self.setup = Setup()
-        self.added: dict[str, int] = {}
-        self.shapes = Shapes()
+        self.setup = Setup()  # what the user has decided
+        self.added: dict[str, int] = {}  # by head name, the number of updates that had been made when the head was added
+        self.shapes = Shapes()  # what data have shown
+        # What is made of both; None before the first data, and after `compile`, `add_head` and `remove_head`
         self.built: Built | None = None
-        self.idle: tuple[str, ...] = ()
-        self.idle_until_fit: tuple[str, ...] = ()
-        self.phase: str | None = None
-        self.evaluates = False
-        self.plan = Plan()
-        self.validation: Checked | None = None
-        self.origin: Origin | None = None
+        self.idle: tuple[str, ...] = ()  # the heads that are idle
+        self.idle_until_fit: tuple[str, ...] = ()  # those of them that were made idle outside of `fit`
+        self.phase: str | None = None  # `"fit"`, or `"validation"` while `fit` runs; None outside of `fit`
+        self.evaluates = False  # whether the step that was traced last is one of an evaluation
+        self.plan = Plan()  # what the step that runs now was made with; nothing where a step is called by hand
+        self.validation: Checked | None = None  # the validation data of a `fit` that is running
+        self.origin: Origin | None = None  # the model that `from_model` has made the trainer of
 
     def require_options(self, method: str) -> CompileOptions:
         """The options of `compile`, which a method needs."""

@@ -38,7 +38,6 @@ class StepFunction:
 
     @contextmanager
     def planned(self, plan: Plan) -> Iterator[None]:
-        """A context in which steps are made with a plan."""
         before, self.plan, self.calls_left, self.until_stop = self.plan, plan, 0, 0
         try:
             yield

@@ -86,7 +86,6 @@ class Faults:
         return self._variables == names and self._heads == [head.name for head in network.heads]
 
     def reset_epoch(self) -> None:
-        """Forgets the counts of an epoch."""
         self.numbers_of_epoch.assign(tf.zeros([3], tf.int64))
 
     def skipped(

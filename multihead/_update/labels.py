@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, batch_size
 from multihead._ground import replicas
-from multihead._ground.calls import keras_mask, with_keras_mask, with_logits
+from multihead._ground.calls import gathered, keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import computed_if
 from multihead._ground.types import Function, Nested, Tensor
@@ -108,22 +108,15 @@ def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[N
         return representation, labels
     rows, size = labelled_rows(labels.weights), labels.weights.shape[0]
 
-    def gathered(tensor: Tensor, has_rows: bool | None = None) -> Tensor:
+    def kept(tensor: Tensor, has_rows: bool | None = None) -> Tensor:
         # What has another number of rows, or none, belongs to no example: prototypes, for one.
-        if (
-            not tf.is_tensor(tensor)
-            or not tensor.shape.rank
-            or not (tensor.shape[0] == size if has_rows is None else has_rows)
-        ):
-            return tensor
-        mask = keras_mask(tensor)
-        kept = with_logits(lambda values: tf.gather(values, rows), tensor)
-        return with_keras_mask(kept, None if mask is None else tf.gather(mask, rows))
+        belongs = tf.is_tensor(tensor) and tensor.shape.rank and (tensor.shape[0] == size if has_rows is None else has_rows)
+        return gathered(tensor, rows) if belongs else tensor
 
     leaves = tf.nest.flatten(representation)
     known: Sequence[bool | None] = head.leaves_with_rows or ()
     known = known if len(known) == len(leaves) else [None] * len(leaves)
-    return tf.nest.pack_sequence_as(representation, list(map(gathered, leaves, known))), Labels(*map(gathered, labels))
+    return tf.nest.pack_sequence_as(representation, list(map(kept, leaves, known))), Labels(*map(kept, labels))
 
 
 def runs(head: NamedHead, computed: tf.Tensor, labels: Labels) -> tf.Tensor:

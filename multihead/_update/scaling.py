@@ -85,7 +85,6 @@ def unfitted_heads(heads: Sequence[NamedHead]) -> list[NamedHead]:
 
 
 def check_known(heads: Sequence[NamedHead], method: str) -> None:
-    """Checks that the scalings of all targets are known."""
     lacking = unfitted_heads(heads)
     if lacking:
         raise ValueError(
@@ -189,7 +188,6 @@ def fit_scalings_to(batches: Sequence[Batch], spec: UpdateSpec, *, eagerly: bool
 
 
 def _over_workers(moments: Moments, strategy: tf.distribute.Strategy) -> Moments:
-    """The statistics of the labels of all workers."""
     if not has_several_workers(strategy):
         return moments
     num_local = len(strategy.extended.worker_devices)

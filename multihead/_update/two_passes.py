@@ -142,7 +142,6 @@ class TwoPasses(BackwardStrategy):
         return sums.common, losses, Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
 
     def _shapes_of_first(self, network: Network, may_reuse: bool) -> tuple[_Sums, _Kept]:
-        """The dense shapes of the results of the first pass."""
         common, encoder, _, products = self._shapes(network, has_rows=False)
         of_heads = [shapes_of(network.shared_tensors(k)) for k in range(len(network.heads))]
         leaves = [tf.constant([size or 0 for size in shape], tf.int32) for shape in self.repeatable.leaves]

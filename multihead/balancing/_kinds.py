@@ -51,7 +51,6 @@ class PreferenceBalancer(Balancer):
         self._numbers(len(head_names))
 
     def _check_numbers(self, preference: Mapping[str, float]) -> None:
-        """Raises `ValueError` if a number of the preference is out of range."""
         if not all(is_number(number) and number >= 0 for number in preference.values()):
             raise ValueError(
                 "`preference` must contain finite numbers of at least 0. "
@@ -59,7 +58,6 @@ class PreferenceBalancer(Balancer):
             )
 
     def _numbers(self, num_heads: int) -> list[float]:
-        """One number per head."""
         preference = self.preference
         if not preference:
             return [1.0] * num_heads
@@ -83,12 +81,10 @@ class PreferenceBalancer(Balancer):
 
 
 def read_state(variable: Variable) -> tf.Tensor:
-    """The value of a state, float64."""
     return tf.cast(tf.convert_to_tensor(tensor_variable(variable)), tf.float64)
 
 
 def write_state(variable: Variable, value: tf.Tensor) -> None:
-    """Sets a state, float32."""
     tensor_variable(variable).assign(tf.cast(value, tf.float32))
 
 
@@ -175,8 +171,3 @@ class Every(Balancer):
     def from_config(cls, config: Config) -> Every:
         """Creates the balancer from the result of `get_config`."""
         return cls(keras.saving.deserialize_keras_object(config["balancer"]), config["steps"])
-
-
-def every(balancer: Balancer, steps: int) -> Balancer:
-    """Wraps a balancer so that it is recomputed at every `steps`-th step; returns it unchanged for 1."""
-    return balancer if steps == 1 else Every(balancer, steps)

@@ -140,7 +140,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._restore(head)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Called by Keras."""
         heads = self.model.heads
         metrics = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.loss is not None}
         check_head_names("monitor", metrics, list(heads))
@@ -186,7 +185,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         logs = {} if logs is None else logs  # changed in place, for the callbacks that follow
         absent = [name for name in self._metrics.values() if name not in logs]
         if absent and self._validates and absent == [name for name in (*absent, *logs) if name.startswith("val_")]:
@@ -216,7 +214,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._apply()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Called by Keras."""
         if self.idle:
             self.model.set_idle([])
         if self.stopped_epoch:
@@ -273,7 +270,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         return score
 
     def _score(self, values: Mapping[str, float]) -> float:
-        """The mean of the heads' signed metrics, or their mean relative gain."""
         gains = []
         for head, last in self._last.items():
             # An idle head is not trained, so it has no training metric.
@@ -288,7 +284,6 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             variable.assign(value)
 
     def _apply(self) -> None:
-        """Makes heads idle, or stops training, according to the state."""
         if self.idle:
             self.model.set_idle(self.idle_heads)
         if self.stopped_epoch:

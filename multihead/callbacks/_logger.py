@@ -65,7 +65,6 @@ class PerUpdate(keras.callbacks.Callback):
             self._begin(state.get("place"))
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Called by Keras."""
         if self.model.options.telemetry is None:
             raise ValueError(
                 f"`telemetry` must be 'norms' or 'full' for {type(self).__name__}. Received: telemetry=None. Pass one of "
@@ -79,23 +78,19 @@ class PerUpdate(keras.callbacks.Callback):
         self._is_begun = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         if not self._is_begun:  # by now, callbacks that load weights have loaded them
             self._begin(None)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         self._calls += 1
         # Reading waits for the device, so it is done only after the step that may hold the next multiple.
         if self._calls * self.model.options.updates_at_once >= self.every - self._step % self.every:
             self._read()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         if not self._is_begun:
             return
         self._read()
@@ -256,7 +251,6 @@ class HeadTensorBoard(PerUpdate):
         self._writer.flush()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         super().on_epoch_end(epoch, logs)
         names, values = cosine_matrix(logs or {}, list(self.model.heads))
         if self._writer is None or not np.isfinite(values).any() or optional("matplotlib") is None:
@@ -272,7 +266,6 @@ class HeadTensorBoard(PerUpdate):
         self._writer.flush()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Called by Keras."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -160,7 +160,6 @@ class _Steps:
         self._baselines: dict[str, float] = {}  # the score of each head alone on the tuning seeds
 
     def all(self, equal_cost_names: Sequence[str], metrics: object) -> Comparison:
-        """All steps; `equal_cost_names` are the variants that are trained at equal cost, too."""
         study = self._study
         first = Job(TUNE, Variant(ALONE), "", 0, study.rates[0])
         ((_, settings),) = self._compute(probe, [(first, metrics)])

@@ -116,7 +116,6 @@ def favoured(
 
 
 def joint_of(comparison: Comparison) -> list[str]:
-    """The variants that share an encoder."""
     return [variant for variant in comparison.variants if variant != ALONE]
 
 

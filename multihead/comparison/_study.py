@@ -43,7 +43,6 @@ class Study:
 
     @property
     def batches_per_update(self) -> int:
-        """The number of batches of one update."""
         return int(self.options.get("gradient_accumulation_steps", 1))
 
 
@@ -81,20 +80,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a variant, to choose a rate (`"tune"`) or to report (`"final"`).
-
-    Attributes:
-        head: The head of a single-task model; empty for a variant with all heads.
-        head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
-    """
+    """One run of a variant, to choose a rate (`"tune"`) or to report (`"final"`)."""
 
     kind: str
     variant: Variant
-    head: str
+    head: str  # that of a single-task model; empty for a variant with all heads
     seed: int
     rate: float
     updates: int = 1
     at_equal_cost: bool = False
+    # By head name, the learning rate of the head's own variables; empty for `rate`
     head_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -20,19 +20,12 @@ _MAX_NUMBERS = 2**22
 
 
 class LabelRows(NamedTuple):
-    """The labels of a head in all batches.
+    """The labels of a head in all batches."""
 
-    Attributes:
-        batches: The labels by batch, as the loss takes them.
-        counts: `[classes]`: the total weight of each class; None if the labels are not class numbers.
-        values: `[rows, columns]`: the labels; None if they are class numbers.
-        weights: `[rows, columns]`: their weights; ones in a column without labels. None if the labels are class numbers.
-    """
-
-    batches: list[Labels]
-    counts: np.ndarray | None
-    values: np.ndarray | None
-    weights: np.ndarray | None
+    batches: list[Labels]  # as the loss takes them
+    counts: np.ndarray | None  # `[classes]`: the total weight of each class; None if the labels are not class numbers
+    values: np.ndarray | None  # `[rows, columns]`: the labels; None if they are class numbers
+    weights: np.ndarray | None  # of the same shape: their weights; ones in a column without labels
 
     @property
     def present(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from multihead.diagnosis import Diagnosis, Finding
 from multihead.diagnosis._suggestion import (
     PERCENTAGE,
     comparable,
-    enlarged,
+    enlarged_by,
     fitting_scalings,
     heads_to_scale,
     in_raw_units,
@@ -156,7 +156,7 @@ def out_of_reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 def raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     suggested, raw = heads_to_scale(diagnosis, spec), in_raw_units(diagnosis, spec)
-    factors, weighed = enlarged(diagnosis, spec), fitting_scalings(diagnosis, spec).keys() - suggested.keys()
+    factors, weighed = enlarged_by(suggested, spec), fitting_scalings(diagnosis, spec).keys() - suggested.keys()
     usable, is_plain = comparable(diagnosis), spec.methods.balancer is None and spec.methods.weighting is None
     first = next((k for k in raw if k in suggested), None)  # its finding speaks of the other heads, too
     for k in raw:

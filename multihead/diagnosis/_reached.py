@@ -44,42 +44,26 @@ _NO_COLUMNS = np.zeros([0, 2])
 
 
 class HeadLabels(NamedTuple):
-    """What the labels of a head require.
+    """What the labels of a head require."""
 
-    Attributes:
-        mean: The mean of labels that are unbounded numbers, as the loss sees them; otherwise NaN.
-        deviation: Their standard deviation.
-        columns: `[columns, 2]`, of unbounded numbers: the mean and the deviation of each column; the median, and half the
-            width of the middle two thirds, where a few labels lie far off and the loss gives them little weight.
-        is_robust: Whether these are the median and that width.
-        is_linear: Whether the loss grows as large errors do, and not as their squares.
-        reach: What the module can predict; None if unknown.
-        unreachable: The number of labels (of rows, where these should add up to 1) that it cannot predict.
-        number: The number of labels, or of rows.
-        ends: The smallest and the largest label.
-        scaling: The target scaling that fits the labels, the loss and the module; None if none does.
-        why: Why this scaling, or why none; a sentence for the findings.
-        rarer: Of two classes, how many labels the rarer one has, and how many there are; None for others.
-        only: The value of all labels, if they are equal; otherwise None.
-        zeros: How many labels are 0.
-        placeholder: A number that lies far from all other labels, and how many labels are that number; otherwise None.
-    """
-
-    mean: float = np.nan
-    deviation: float = np.nan
+    mean: float = np.nan  # of labels that are unbounded numbers, as the loss sees them; otherwise NaN
+    deviation: float = np.nan  # their standard deviation
+    # `[columns, 2]`, of unbounded numbers: the mean and the deviation of each column; the median, and half the width of the
+    # middle two thirds, where a few labels lie far off and the loss gives them little weight
     columns: np.ndarray = _NO_COLUMNS
-    is_robust: bool = False
-    is_linear: bool = False
-    reach: Reach | None = None
-    unreachable: int = 0
-    number: int = 0
-    ends: tuple[float, float] = (np.nan, np.nan)
+    is_robust: bool = False  # whether these are the median and that width
+    is_linear: bool = False  # whether the loss grows as large errors do, and not as their squares
+    reach: Reach | None = None  # what the module can predict; None if unknown
+    unreachable: int = 0  # the number of labels (of rows, where these should add up to 1) that it cannot predict
+    number: int = 0  # the number of labels, or of rows
+    ends: tuple[float, float] = (np.nan, np.nan)  # the smallest and the largest label
+    # The target scaling that fits the labels, the loss and the module; None if none does
     scaling: str | scaling.Standardize | None = None
-    why: str = ""
-    rarer: tuple[int, int] | None = None
-    only: float | None = None
-    zeros: int = 0
-    placeholder: tuple[float, int] | None = None
+    why: str = ""  # why this scaling, or why none; a sentence for the findings
+    rarer: tuple[int, int] | None = None  # of two classes, how many labels the rarer one has, and how many there are
+    only: float | None = None  # the value of all labels, if they are equal
+    zeros: int = 0  # how many labels are 0
+    placeholder: tuple[float, int] | None = None  # a number far from all other labels, and how many labels are that number
 
     @property
     def column(self) -> int:
@@ -100,11 +84,7 @@ class HeadLabels(NamedTuple):
 def judge(
     head: NamedHead, spec: tf.TensorSpec, rows: LabelRows | None, predicted: np.ndarray, zeros: float, operation: str | None
 ) -> HeadLabels:
-    """What the labels of a head require.
-
-    `zeros` is the fraction of the predictions that are exactly 0, and `operation` the type of the last operation in their
-    graph.
-    """
+    """`zeros` is the fraction of the predictions that are exactly 0, `operation` the type of the last one in their graph."""
     reach = reach_of(head.module) or reach_of_operation(operation)
     measured = reach or _measured(predicted, zeros, with_columns(spec.shape)[-1])
     if rows is None or rows.values is None or rows.weights is None:

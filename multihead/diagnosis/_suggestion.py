@@ -109,12 +109,8 @@ def comparable(diagnosis: Diagnosis) -> np.ndarray:
     return np.flatnonzero(np.isfinite(norms) & (norms > 0) & (diagnosis.norms["parameters"] > 0) & diagnosis.finite)
 
 
-def enlarged(diagnosis: Diagnosis, spec: UpdateSpec) -> dict[int, float]:
-    """How many times as large the suggested division makes gradients: a loss in percent stays, its argument shrinks."""
-    return _enlarged_by(heads_to_scale(diagnosis, spec), spec)
-
-
-def _enlarged_by(scalings: Mapping[int, Standardize | str], spec: UpdateSpec) -> dict[int, float]:
+def enlarged_by(scalings: Mapping[int, Standardize | str], spec: UpdateSpec) -> dict[int, float]:
+    """How many times as large a division makes gradients: a loss in percent stays, its argument shrinks."""
     known = [head.loss.known for head in spec.network.heads]
     return {
         k: float(how.deviation)
@@ -129,7 +125,7 @@ def _norms_with(scalings: Mapping[int, Standardize | str], diagnosis: Diagnosis,
     The gradient of a squared error is proportional to the error, and that of an absolute one does not depend on its size.
     """
     norms = diagnosis.norms[level_of(diagnosis)].copy()
-    for k, factor in _enlarged_by(scalings, spec).items():
+    for k, factor in enlarged_by(scalings, spec).items():
         norms[k] *= factor
     for k in scalings:
         labels, (low, high) = diagnosis.labels[k], diagnosis.predicted[k, :2]

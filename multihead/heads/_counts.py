@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.calls import graph_function, kinds_with_state, written_resources
+from multihead._ground.calls import graph_function, kinds_with_state, operations_behind, written_resources
 from multihead._ground.references import unchanged
 from multihead._ground.tensors import unchecked
 from multihead._ground.types import Function
@@ -52,7 +52,7 @@ def _fault_of_count(head: NamedHead, targets: tf.TensorSpec, predictions: tf.Ten
         compute = counts if head.loss.runs_eagerly else traced
         if written_resources(traced.graph.get_operations()):
             return "which changes variables, and is called once more for its count"
-        if kinds_with_state(traced.graph, traced.graph.outputs[0]):
+        if kinds_with_state(traced.graph, operations_behind(traced.graph.outputs[0])):
             return "whose count draws random numbers or depends on a state"
     rng = np.random.default_rng(0)
     # Labels: zeros, which most losses accept, and zeros and ones. Predictions: probabilities, and any numbers.

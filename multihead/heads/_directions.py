@@ -26,10 +26,7 @@ _HIGHER = (
     "SpecificityAtSensitivity"
 )
 # For Keras 2, and for functions and counts, which have no direction in Keras 3 either.
-_BY_NAME = {
-    **{name.lower(): "min" for name in _LOWER.split()},
-    **{name.lower(): "max" for name in _HIGHER.split()},
-}
+_BY_NAME = {**{name.lower(): "min" for name in _LOWER.split()}, **{name.lower(): "max" for name in _HIGHER.split()}}
 
 
 def direction(metric: str, head: NamedHead) -> str | None:

@@ -59,7 +59,10 @@ def targets_and_weights(
         element_weights = _spread(tf.cast(_copy(sample_weight), dtype), labels, rank, f"`sample_weights[{spec.name!r}]`")
         is_kept = both(is_kept, element_weights != 0)  # NaN is not 0
     problems = find_problems(spec, labels, rank, is_missing, is_kept, element_weights, predictions) if check else []
-    labels = _after_checks(labels, problems)
+    checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
+    if checks:  # before anything reads the labels
+        with tf.control_dependencies(checks):
+            labels = tf.identity(labels)
     is_counted = both(is_labelled, is_kept if element_weights is None else both(is_kept, element_weights > 0))
     if is_counted is None:
         weights = tf.ones(sizes(labels, rank), dtype)
@@ -147,15 +150,6 @@ def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.T
             f"Received: shape {shape}. Pass one weight per row, shape [batch]{', or one per label' if rank > 1 else ''}."
         )
     return spread(with_same_sizes(values, targets, 1, what, "the targets"), targets, rank)
-
-
-def _after_checks(labels: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
-    """Raises an error for labels that break a rule, before anything reads them; XLA raises no errors."""
-    checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
-    if not checks:
-        return labels
-    with tf.control_dependencies(checks):
-        return tf.identity(labels)
 
 
 def _infinite_where_wrong(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:

@@ -106,11 +106,10 @@ def copied_metric(metric: Metric, name: str) -> Metric:
         duplicate = type(metric).from_config(config)
     except TypeError as error:
         raise ValueError(
-            "`metrics` of `model` must take their `get_config` in `__init__`, because the trainer has metrics of its own. "
-            f"Received: {type(metric).__name__}, which does not: {in_short(error)}. Write its "
-            "options into `get_config`."
+            "`metrics` must take their `get_config` in `__init__`, because they are copied. "
+            f"Received: {type(metric).__name__}, which does not: {in_short(error)}. Write its options into `get_config`."
         ) from error
-    check_copied("metrics", metric, duplicate, "because the trainer has metrics of its own")
+    check_copied("metrics", metric, duplicate, "because they are copied")
     return duplicate
 
 

@@ -140,7 +140,6 @@ class HeadMetric:
 
     @property
     def _columns(self) -> tuple[int, ...]:
-        """The numbers of the columns that it declares to read."""
         return self._reads if isinstance(self._reads, tuple) else ()
 
     def _trace(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, *, eagerly: bool) -> None:
@@ -219,7 +218,6 @@ class HeadMetric:
             self.counted.update_state(tf.reduce_sum(tf.cast(weights > 0, tf.float32)))
 
     def _indices(self, weights: tf.Tensor) -> tf.Tensor:
-        """The columns that it declares to read, counted from the first one."""
         return tf.math.floormod(tf.constant(self._columns), tf.shape(weights)[-1])
 
     def _apply(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None) -> None:

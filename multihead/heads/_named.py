@@ -105,7 +105,6 @@ class NamedHead:
 
     @property
     def has_weight_function(self) -> bool:
-        """Whether the weight is a function of the step."""
         return callable(self._value.weight)
 
     @property
@@ -251,7 +250,6 @@ class NamedHead:
             return tf.identity(counts)
 
     def _loss_arguments(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Targets, predictions and weights as the loss gets them."""
         shape, over = with_columns(predictions.shape), self.loss.over
         num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
         labels = aligned(targets, shape, over)

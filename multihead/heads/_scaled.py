@@ -17,11 +17,7 @@ ADDONS = {"tensorflow_addons": {"pinball_loss": DIFFERENCES}}
 
 
 def check_scaling(
-    name: str,
-    target_scaling: object,
-    loss: losses.ElementLoss,
-    class_weight: Mapping[int, float] | None,
-    module: Layer,
+    name: str, target_scaling: object, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None, module: Layer
 ) -> scaling.Standardize | None:
     """The scaling of a head's targets, None without one; a `ValueError` if its loss or its module does not allow it."""
     scaler = scaling.get(target_scaling)

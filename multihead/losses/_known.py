@@ -171,7 +171,6 @@ def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | No
 
 
 def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
-    """Targets in their `aligned_shape`."""
     change = aligned_shape(targets.shape, shape, over).rank - targets.shape.rank
     return tf.expand_dims(targets, -1) if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
 

@@ -45,27 +45,19 @@ __all__ = ["LEVELS"]
 
 
 class Statistic(NamedTuple):
-    """A statistic in the logs, over the applied updates of the epoch so far.
+    """A statistic in the logs, over the applied updates of the epoch so far."""
 
-    Attributes:
-        name: Its name; logged as `{head}_{name}` if there is one per head, and `{head}_{other}_{name}` if one per pair.
-        value: Computes it from an update: a scalar, `[num_heads]`, or `[num_heads, num_heads]` for pairs; None if the
-            update does not provide it. Of several replicas, each returns the whole statistic.
-        level: The value of `telemetry=` from which on it is logged; None: with all.
-        per: `"head"`: one per head, over the updates that train the head; `"pair"`: one per pair of heads, over those that
-            train both; `"update"`: one.
-        needs: Whether a trainer with this spec has it; None: all have.
-        is_sum: Whether updates are added up; otherwise their mean is logged.
-        averaged: Whether `"full"` also shows its running average.
-    """
-
-    name: str
+    name: str  # logged as `{head}_{name}` if there is one per head, and `{head}_{other}_{name}` if one per pair
+    # Computes it from an update: a scalar, `[num_heads]`, or `[num_heads, num_heads]` for pairs; None if the update does not
+    # provide it. Of several replicas, each returns the whole statistic.
     value: Callable[[Update], tf.Tensor | None]
-    level: str | None
+    level: str | None  # the value of `telemetry=` from which on it is logged; None: with all
+    # `"head"`: one per head, over the updates that train the head; `"pair"`: one per pair of heads, over those that train
+    # both; `"update"`: one
     per: str = "head"
-    needs: Callable[[UpdateSpec], bool] | None = None
-    is_sum: bool = False
-    averaged: bool = False
+    needs: Callable[[UpdateSpec], bool] | None = None  # whether a trainer with this spec has it; None: all have
+    is_sum: bool = False  # whether updates are added up; otherwise their mean is logged
+    averaged: bool = False  # whether `"full"` also shows its running average
 
     def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of each value, float32, and for which of them the update counts."""
@@ -123,6 +115,10 @@ def _has_changing_rates(spec: UpdateSpec) -> bool:
     return len(spec.running.periods) > 1 or any(callable(factor) for factor in spec.running.periods[0].steps)
 
 
+def _clips(spec: UpdateSpec) -> bool:
+    return spec.methods.clip is not None
+
+
 def _losses(update: Update) -> tf.Tensor:
     return tf.math.divide_no_nan(update.loss_sums, update.losses.loss_weights.counts)
 
@@ -140,34 +136,17 @@ The logs show losses over all labelled elements of an epoch instead.
 # line to the table of docs/watching.md.
 STATISTICS = (
     Statistic("regularizer", lambda update: update.losses.regularizer, None, "update", _has_regularizer),
-    Statistic(
-        "encoder_learning_rate_multiplier",
-        lambda update: update.rates.at(update.step)[0],
-        None,
-        "update",
-        _has_changing_rates,
-    ),
+    Statistic("encoder_learning_rate_multiplier", lambda u: u.rates.at(u.step)[0], None, "update", _has_changing_rates),
     Statistic("update_norm", lambda update: norm_of_present(update.gradients.of_losses), "full", "update", averaged=True),
-    Statistic(
-        "update_norm_clipped",
-        lambda update: norm_of_present(update.clipped.of_losses),
-        "full",
-        "update",
-        lambda spec: spec.methods.clip is not None,
-    ),
+    Statistic("update_norm_clipped", lambda update: norm_of_present(update.clipped.of_losses), "full", "update", _clips),
     Statistic(
         "clipped_updates",
         lambda u: tf.cast(norm_of_present(u.clipped.of_losses) < norm_of_present(u.gradients.of_losses), tf.float32),
         "full",
         "update",
-        lambda spec: spec.methods.clip is not None,
+        _clips,
     ),
-    Statistic(
-        "weight",
-        lambda update: update.losses.weights,
-        None,
-        needs=_has_changing_weights,
-    ),
+    Statistic("weight", lambda update: update.losses.weights, None, needs=_has_changing_weights),
     Statistic("norm", lambda update: update.norms, "norms", averaged=True),
     Statistic("share", _shares, "norms", averaged=True),
     Statistic(

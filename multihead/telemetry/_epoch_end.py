@@ -45,11 +45,9 @@ class EpochEnd(keras.callbacks.Callback):
         self._calls = 0  # of the step before this epoch
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         self._calls = self._calls_so_far()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Called by Keras."""
         for callback in self._others:  # Keras 3 takes the first value for the best, and nothing is better than NaN
             best = getattr(callback, "best", None)
             if isinstance(best, numbers.Real) and math.isnan(best):

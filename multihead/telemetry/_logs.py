@@ -57,20 +57,15 @@ class LogSums(keras.metrics.Metric):
     """The vectors behind the logs, few of them, so that a step has few operations; Keras resets `sums` in every epoch.
 
     Of several replicas, each holds its part of every value; a read from outside adds up the parts.
-
-    Attributes:
-        sums: All sums, followed by all counts, so that one operation adds to both; see `add` and `read`.
-        averages: The running averages.
-        average_counts: Of how many updates each of them is.
-        latest: `[updates, columns]`: the statistics of the latest updates; NaN for missing values.
     """
 
     def __init__(self, logs: LogMetrics, num_sums: int, num_averages: int, latest: tuple[int, int], dtype: str) -> None:
         super().__init__(name="loss", dtype="float32")
         self._logs = Untracked(logs)
         options: Config = {"initializer": "zeros", "dtype": "float32"}
+        # All sums, followed by all counts, so that one operation adds to both; see `add` and `read`.
         self.sums = self.add_weight(name="sums", shape=(2 * num_sums,), initializer="zeros", dtype=dtype)
-        if latest[1]:
+        if latest[1]:  # running averages, of how many updates each is, and the statistics of the latest updates
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
             self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
             self.latest = self.add_weight(name="latest", shape=latest, **options)
@@ -102,19 +97,7 @@ class LogSums(keras.metrics.Metric):
 
 
 class LogMetrics:
-    """The metrics behind the logs. They belong to the trainer, which resets them in every epoch.
-
-    Args:
-        spec: How updates are computed.
-        level: One of `LEVELS`.
-        latest: The number of latest updates whose statistics are kept.
-
-    Attributes:
-        averaged: The names of the statistics that have a running average.
-        columns: What is known of each of the latest updates: statistics, averages, and whether it was applied.
-        batches: The number of batches in the epoch.
-        recorded: The number of updates so far, skipped ones included; 0 without telemetry.
-    """
+    """The metrics behind the logs, which the trainer resets in every epoch; statistics of `latest` updates are kept."""
 
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
         self.heads, self.measured = spec.network.heads, spec.network.measured
@@ -128,6 +111,7 @@ class LogMetrics:
         ]
         names = [name for _, names in self._shown for name in names]
         averaged = [own for statistic, own in self._shown if level == "full" and statistic.averaged]
+        # The statistics that have a running average; what is known of each of the latest updates.
         self.averaged = [name for own in averaged for name in own]
         self._averaged_at = [names.index(name) for name in self.averaged]
         self.columns = [*names, *(f"{name}_average" for name in self.averaged), "applied"] if names else []
@@ -136,6 +120,7 @@ class LogMetrics:
         self._keys: list[Key] = [*losses, *names, ADDED_LOSS, "total", *weighted]
         shape, dtype = (latest, len(self.columns)), spec.network.dtype.name
         self.sums = LogSums(self, len(self._keys), len(self.averaged), shape, dtype)
+        # The batches in the epoch; the updates so far, skipped ones included, or 0 without telemetry.
         self.batches, self.recorded = (first_replica_variable(tf.constant(0, tf.int64)) for _ in range(2))
         # Of the heads, in the total loss of an evaluation.
         self.weights = first_replica_variable(tf.ones([len(heads)], spec.network.dtype))
@@ -157,12 +142,10 @@ class LogMetrics:
 
     @property
     def all(self) -> list[Metric]:
-        """All metrics, including those of the heads."""
         return list({id(metric): metric for metric in (self.sums, *self._head_metrics, *self._layer_metrics)}.values())
 
     @property
     def _head_metrics(self) -> list[Metric]:
-        """The metrics of the heads."""
         return [metric for head in (*self.heads, *self.measured) for metric in head.metrics or []]
 
     @property
@@ -333,7 +316,6 @@ class LogMetrics:
         return {**self._results_of_layers(), "loss": loss, **self._added_logs(means), **logs}
 
     def _added_logs(self, means: dict[Key, Mean]) -> dict[str, Tensor]:
-        """The sum of the losses that layers add, if any does."""
         return {ADDED_LOSS: means[ADDED_LOSS].value} if self._adds_losses else {}
 
     def take_weights(self, heads: Sequence[NamedHead]) -> None:
@@ -341,7 +323,6 @@ class LogMetrics:
         self.weights.assign([1.0 if head.has_weight_function else head.weight for head in heads])
 
     def names(self) -> list[str]:
-        """The names of all statistics of an epoch."""
         if self._names_in_logs is None:
             self._names_in_logs = list(self.training_logs())
         return self._names_in_logs

@@ -15,11 +15,7 @@ _SIZE = 12
 
 
 def check_balancer(
-    balancer: Balancer,
-    *,
-    num_heads: Sequence[int] = (1, 2, 3, 5),
-    order_matters: bool = False,
-    xla: bool = True,
+    balancer: Balancer, *, num_heads: Sequence[int] = (1, 2, 3, 5), order_matters: bool = False, xla: bool = True
 ) -> Report:
     """Checks a balancer against the contract of `multihead.balancing.Balancer`.
 

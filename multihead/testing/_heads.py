@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,11 +11,12 @@ import tensorflow as tf
 
 from multihead._data.batch import as_tensors, batch_size
 from multihead._data.reading import as_arrays
-from multihead._ground.calls import keras_mask, with_keras_mask, with_logits
+from multihead._ground.calls import gathered, keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.types import Function, Metric, Nested
+from multihead._ground.types import Metric, Nested
 from multihead.heads import Head
+from multihead.heads._metric_names import copied_metric
 from multihead.heads._named import NamedHead
 from multihead.losses._known import with_inner
 from multihead.testing._report import Report
@@ -62,7 +62,7 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
         >>> check_head(Head(keras.layers.Dense(3), lambda y, p: tf.abs(y - p)), x, y)
         Head: 4 checks, 1 head
     """
-    metrics, weighted = (tuple(map(_fresh, group)) for group in (head.metrics, head.weighted_metrics))
+    metrics, weighted = (tuple(map(_copy, group)) for group in (head.metrics, head.weighted_metrics))
     named = NamedHead("head", replace(head, metrics=metrics, weighted_metrics=weighted))
     rows = _HeadOnRows(named, as_tensors(as_arrays("x", x)), as_tensors(as_arrays("y", y)))
     with state_kept([head.module]), unchecked():
@@ -74,15 +74,9 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
     return rows.report
 
 
-def _fresh(metric: Metric) -> Metric:
+def _copy(metric: Metric) -> Metric:
     """A metric like another one, whose state stays as it is."""
-    if not isinstance(metric, keras.metrics.Metric):
-        return metric
-    accepted, config = inspect.signature(type(metric).__init__).parameters.values(), metric.get_config()
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted)
-    if not takes_any:  # a class need not take all that Keras writes
-        config = {parameter.name: config[parameter.name] for parameter in accepted if parameter.name in config}
-    return type(metric).from_config(config)
+    return copied_metric(metric, metric.name) if isinstance(metric, keras.metrics.Metric) else metric
 
 
 class _HeadOnRows:
@@ -121,7 +115,7 @@ class _HeadOnRows:
         loss, rolled = self.head.loss, tf.roll(tf.range(self.size), 1, axis=0)
         sums, counts = self._terms(self.y, self.predictions)
         if not is_coupled:
-            parts = [self._terms(tf.gather(self.y, part), _gathered(self.predictions, part)) for part in self._parts()]
+            parts = [self._terms(tf.gather(self.y, part), gathered(self.predictions, part)) for part in self._parts()]
             together = _stacked((sums, counts))
             if loss.is_total:
                 same = [_are_same(together, _stacked(parts[-2]) + _stacked(parts[-1]))]
@@ -141,7 +135,7 @@ class _HeadOnRows:
             rule = "have a loss that gives an element a value that depends on its own label alone"
             self.require(_are_same(tf.boolean_mask(mixed_sums, chosen), tf.boolean_mask(sums, chosen)), rule, detail)
         if counts is not None:
-            alike = [_gathered(self.predictions, tf.fill([self.size], row)) for row in range(4)]
+            alike = [gathered(self.predictions, tf.fill([self.size], row)) for row in range(4)]
             same = [_are_same(counts, self._terms(self.y, predictions)[1]) for predictions in alike]
             detail = "Count labels, or return one value per element"
             self.require(all(same), "have a loss whose count is a function of the targets", detail)
@@ -153,7 +147,7 @@ class _HeadOnRows:
         results = []
         for y, p, some in (
             (self.y, self.predictions, tf.constant(weight, tf.float32)),
-            (tf.gather(self.y, kept), _gathered(self.predictions, kept), None),
+            (tf.gather(self.y, kept), gathered(self.predictions, kept), None),
         ):
             results.append(self._mean_and_metrics(y, p, some))
         for name in results[0]:
@@ -196,14 +190,7 @@ def _stacked(terms: tuple[tf.Tensor, tf.Tensor | None]) -> tf.Tensor:
 def _taken(nest: Nested, rows: tf.Tensor) -> Nested:
     """Some rows of all tensors of a nest that have one per example."""
     size = int(batch_size(nest))
-    return tf.nest.map_structure(lambda tensor: _gathered(tensor, rows) if tensor.shape[:1] == [size] else tensor, nest)
-
-
-def _gathered(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Some rows of a tensor, with their Keras mask and the logits that they were computed from."""
-    change: Function = lambda values: tf.gather(values, rows)  # noqa: E731
-    gathered, mask = with_logits(change, tensor), keras_mask(tensor)
-    return with_keras_mask(gathered, None if mask is None else change(mask))
+    return tf.nest.map_structure(lambda tensor: gathered(tensor, rows) if tensor.shape[:1] == [size] else tensor, nest)
 
 
 def _are_same(one: tf.Tensor, other: tf.Tensor) -> bool:

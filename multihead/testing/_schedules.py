@@ -14,11 +14,7 @@ from multihead.testing._report import Case, Report, traced
 
 
 def check_schedule(
-    schedule: Schedule,
-    *,
-    num_heads: Sequence[int] = (1, 2, 3, 5),
-    num_steps: int = 100,
-    xla: bool = True,
+    schedule: Schedule, *, num_heads: Sequence[int] = (1, 2, 3, 5), num_steps: int = 100, xla: bool = True
 ) -> Report:
     """Checks a schedule against the contract of `multihead.schedules.Schedule`.
 

@@ -15,11 +15,7 @@ _STEP = 3
 
 
 def check_weighting(
-    weighting: Weighting,
-    *,
-    num_heads: Sequence[int] = (1, 2, 3, 5),
-    order_matters: bool = False,
-    xla: bool = True,
+    weighting: Weighting, *, num_heads: Sequence[int] = (1, 2, 3, 5), order_matters: bool = False, xla: bool = True
 ) -> Report:
     """Checks a weighting against the contract of `multihead.weighting.Weighting`.
 

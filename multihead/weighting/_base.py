@@ -171,7 +171,6 @@ class BoundedWeighting(Weighting):
         check_head_names("least_losses", self.least_losses, head_names)
 
     def _above(self, losses: tf.Tensor) -> tf.Tensor:
-        """The losses minus their bounds."""
         return losses - [self.least_losses.get(name, 0.0) for name in self.head_names or ()]
 
 
@@ -200,7 +199,6 @@ def values(variables: Sequence[Variable]) -> tf.Tensor:
 
 
 def sum_over(terms: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-    """The sum of the terms over active heads."""
     return tf.reduce_sum(where(active, terms, tf.zeros_like(terms)))
 
 

@@ -172,7 +172,7 @@ def with_metric(metric):
 def test_what_a_copy_would_lose_is_an_error_or_a_warning():
     with pytest.raises(ValueError, match="`metrics` must have all of their options in `get_config`.*Scaled.*lacks 'scale'"):
         MultiHeadTrainer.from_model(with_metric(Scaled(3.0)))
-    with pytest.raises(ValueError, match="`metrics` of `model` must take their `get_config`.*Received: Needs"):
+    with pytest.raises(ValueError, match="`metrics` must take their `get_config`.*Received: Needs"):
         MultiHeadTrainer.from_model(with_metric(Needs(3.0)))
     with pytest.warns(UserWarning, match="OfTwo, whose `get_config` lacks 'threshold': the copy has the defaults"):
         MultiHeadTrainer.from_model(with_metric(OfTwo(threshold=0.4)))

@@ -251,7 +251,9 @@ def test_one_row_is_not_broadcast(classifier):
         ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1\) for \(4\)"
     ):
         classifier.evaluate(unbatched(x, {"a": one}), verbose=0)
-    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must have one row for each example. Received: 1 for 4 in `inputs`"):
+    with pytest.raises(
+        ValueError, match=r"^`targets\['a'\]` must have one row for each example. Received: 1 for 4 in `inputs`"
+    ):
         classifier.compute_gradients((x, {"a": one}))
     with pytest.raises(ValueError, match=r"^`sample_weights\['a'\]` must have as many rows as the targets.*\(1\) for \(4\)"):
         classifier.evaluate(unbatched(x, {"a": np.zeros(4, int)}, {"a": np.ones(1)}), verbose=0)
