@@ -17,10 +17,7 @@ from multihead._ground.layers import check_initialized
 from multihead._ground.types import Config, Function, Nested, Shape, Variable
 from multihead._ground.validation import did_you_mean, in_short, normalized, quoted
 
-_CALLED_IN_GRAPHS = (
-    *("coefficients", "combine", "rescale", "total", "objective", "regularizer"),
-    *("active", "passed_on", "observe"),
-)
+_CALLED_IN_GRAPHS = "coefficients combine rescale total objective regularizer active passed_on observe".split()
 """The methods that users write, whose Python control flow may depend on tensors."""
 
 _RESULTS = {

@@ -137,10 +137,7 @@ class Log(Standardize):
         self.shift = float(shift)
         self.above, self.valid = 0.0 - self.shift, 1.0 - self.shift
 
-    @property
-    def only_divides(self) -> bool:
-        """False: a logarithm does more than divide."""
-        return False
+    only_divides = False  # a logarithm does more
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         return tf.math.log(labels + tf.constant(self.shift, labels.dtype))
@@ -165,10 +162,7 @@ class ByLayer(Standardize):
         super().__init__(0.0, 1.0)
         self.layer = layer
 
-    @property
-    def only_divides(self) -> bool:
-        """False: it is unknown what the layer does."""
-        return False
+    only_divides = False  # it is unknown what the layer does
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         inputs = tf.cast(labels, self.layer.compute_dtype or labels.dtype)

@@ -110,9 +110,7 @@ def batch_size(nest: Nested) -> tf.Tensor:
 def check_rows(batch: Batch, num_micro_batches: int = 1) -> Batch:
     """A batch whose targets and weights have a row for each example, and its inputs, too, if micro-batches split them.
 
-    Raises:
-        ValueError: They are known to have another number of rows. Of micro-batches, numbers that are known only when a graph
-            runs are compared there.
+    A `ValueError` if they are known to have others. Of micro-batches, what only a graph can know is compared there.
     """
     splits, checks = num_micro_batches > 1, list[tf.Tensor]()
     inputs, *labels = (_named_leaves(name, part) for name, part in batch._asdict().items())

@@ -22,7 +22,10 @@ from multihead._ground.validation import is_number, with_message
 
 @dataclass(frozen=True, kw_only=True)
 class FitCall:
-    """The arguments of `MultiHeadTrainer.fit`; see there. `others` are those that only one version of Keras has."""
+    """The arguments of `MultiHeadTrainer.fit`; see there. `others` are those that only one version of Keras has.
+
+    All but `validation_split` and `class_weight`, which are ours, go on to Keras by their names: see `for_keras`.
+    """
 
     x: Dataset
     y: Nested
@@ -46,26 +49,12 @@ class FitCall:
         """The arguments of Keras's `fit`, for data in place of those that were passed."""
         # Keras 3 would warn of its own default beside an iterable of batches.
         keeps_shuffle = data.is_arrays or isinstance(data.x, keras.utils.Sequence)
-        validation_data = None
-        if validation is not None:
-            validation_data = validation[:3] if validation.is_arrays else validation.x
-        return {
-            "x": data.x,
-            "y": data.y,
-            "batch_size": self.batch_size,
-            "epochs": self.epochs,
-            "verbose": self.verbose,
-            "callbacks": self.callbacks,
-            "validation_data": validation_data,
-            "shuffle": self.shuffle if keeps_shuffle else False,
-            "sample_weight": data.sample_weight,
-            "initial_epoch": self.initial_epoch,
-            "steps_per_epoch": self.steps_per_epoch,
-            "validation_steps": self.validation_steps,
-            "validation_batch_size": self.validation_batch_size,
-            "validation_freq": self.validation_freq,
-            **self.others,
+        held_out = None if validation is None else validation[:3] if validation.is_arrays else validation.x
+        own = {
+            name: value for name, value in vars(self).items() if name not in ("validation_split", "class_weight", "others")
         }
+        replaced = {"x": data.x, "y": data.y, "sample_weight": data.sample_weight, "validation_data": held_out}
+        return {**own, **replaced, "shuffle": self.shuffle if keeps_shuffle else False, **self.others}
 
 
 def as_data(

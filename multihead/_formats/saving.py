@@ -13,7 +13,7 @@ import tensorflow as tf
 from multihead._ground.calls import with_masks_of_layers
 from multihead._ground.keras import classes_of_shared_layers, input_shapes_kept, restorable, tensor_variable
 from multihead._ground.layers import is_functional, restored_apart, seed_variables
-from multihead._ground.types import Config, Function, Layer, Optimizer, Tensor, Trainer
+from multihead._ground.types import Config, Layer, Optimizer, Tensor, Trainer
 from multihead._ground.validation import in_short
 from multihead._update.update import RollBack
 from multihead.heads._named import NamedHead
@@ -48,9 +48,6 @@ def whole_or_unchanged(
     """A context in which Keras loads weights: where that fails, everything is as before, and the error says what to do.
 
     Its value is whether all parts that should be built are; only TensorFlow's checkpoints may be loaded before.
-
-    Raises:
-        ValueError: One of the parts that must be built is not; or the weights do not fit.
     """
     is_built = all(getattr(part, "built", True) for part in built_parts)
     if not is_built and os.fspath(filepath).endswith((".h5", ".keras")):  # TensorFlow's checkpoints wait for variables
@@ -91,15 +88,11 @@ def from_saved_config(kind: type[Trainer], config: Config, custom_objects: Confi
         trainer = kind(restore(config["encoder"]), name=config["name"])
         for head_config in config["heads"]:
             known = [trainer.encoder, *(head.module for head in trainer.heads.values())]
-            arguments = restored_apart(partial(_restored_values, head_config, restore), known)
+            arguments = restored_apart(partial(restore, head_config), known)
             if is_functional(arguments["module"]):  # as `from_model` makes them
                 with_masks_of_layers(arguments["module"])
             trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
     return trainer
-
-
-def _restored_values(config: Config, restore: Function) -> Config:
-    return {key: restore(value) for key, value in config.items()}
 
 
 def not_saved_by_keras(encoder: Layer, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:

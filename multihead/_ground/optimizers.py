@@ -92,10 +92,8 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     """Builds the optimizer on all variables and returns the slots that it has created, per variable.
 
     These are the variables that it derives from a variable, and those in its lists with one per variable. An optimizer
-    that was built before, for all of these variables, keeps its slots.
-
-    Raises:
-        ValueError: The optimizer was built before, for other variables, or creates slots in another way.
+    that was built before, for all of these variables, keeps its slots; for others, or with slots of another kind, it is an
+    error.
     """
     core, tensors = optimizer_core(optimizer), [tensor_variable(variable) for variable in variables]
     known = _BUILT_FOR.get(core, {})

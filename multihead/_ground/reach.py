@@ -24,10 +24,6 @@ class Reach(NamedTuple):
     high: float = INFINITE
     sums_to_one: bool = False
 
-    @property
-    def is_limited(self) -> bool:
-        return self.sums_to_one or self.low > -INFINITE or self.high < INFINITE
-
     def moved(self, factor: float, offset: float) -> Reach:
         """The reach of `factor * prediction + offset`."""
         if factor == 0:
@@ -43,9 +39,9 @@ class Reach(NamedTuple):
             return "parts of one, which add up to 1 in each row"
         if self.low > -INFINITE and self.high < INFINITE:
             return f"numbers from {self.low:.3g} to {self.high:.3g}"
-        if not self.is_limited:
-            return "all numbers"
-        return f"numbers of at least {self.low:.3g}" if self.low > -INFINITE else f"numbers of at most {self.high:.3g}"
+        if self.low > -INFINITE:
+            return f"numbers of at least {self.low:.3g}"
+        return f"numbers of at most {self.high:.3g}" if self.high < INFINITE else "all numbers"
 
 
 EVERYTHING, ZERO = Reach(), Reach(0, 0)

@@ -85,11 +85,7 @@ def once(action: Callable[[], None]) -> None:
 
 
 def check_scope(strategy: tf.distribute.Strategy, modules: Iterable[Layer]) -> None:
-    """Checks that the variables of modules were made in the scope of a strategy.
-
-    Raises:
-        ValueError: One was not.
-    """
+    """Raises a `ValueError` unless the variables of modules were made in the scope of a strategy."""
     built = [module for module in modules if getattr(module, "built", True)]
     for variable in (tensor_variable(variable) for module in built for variable in getattr(module, "variables", ())):
         # Keras 2 lists tables of vocabularies among the variables of its layers.

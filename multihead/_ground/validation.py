@@ -192,14 +192,7 @@ def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[str | tf.Tensor
 
 
 def check_copied(argument: str, original: Any, duplicate: Any, why: str) -> None:
-    """Checks that a copy by `get_config` and `from_config` has the options of the original, which its user's class may omit.
-
-    Raises:
-        ValueError: An option that an attribute shows has another value in the copy.
-
-    Warns:
-        UserWarning: An option is not in the configuration, and no attribute shows it.
-    """
+    """Raises a `ValueError` if an option is lost in a copy by `get_config` and `from_config`; warns where none can tell."""
     kinds = [kind for kind in type(original).__mro__ if kind.__module__.partition(".")[0] not in ("builtins", "keras")]
     signatures = [inspect.signature(vars(kind)["__init__"]) for kind in kinds if "__init__" in vars(kind)]
     parameters = [one for signature in signatures for one in [*signature.parameters.values()][1:]]  # without the object

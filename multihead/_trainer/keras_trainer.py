@@ -375,11 +375,7 @@ class KerasTrainer(KerasHooks):
             store[name] = tf.convert_to_tensor(variable).numpy()
 
     def load_own_variables(self, store: dict[str, Tensor]) -> None:
-        """Loads what `save_own_variables` saved.
-
-        Raises:
-            ValueError: The file is not of a trainer.
-        """
+        """Loads what `save_own_variables` saved; a `ValueError` if the file is not of a trainer."""
         check_of_trainer(store)
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._state.phase is None and has_seeds(store):

@@ -81,16 +81,14 @@ class LossWeights(NamedTuple):
 class Losses:
     """The losses of an update over all replicas and their weights, from this replica's loss sums, `[num_heads]`.
 
-    Attributes:
-        factors: `[num_heads]`: the loss-dependent factors, by which the heads' gradients must still be multiplied; None if
-            the weighting does not depend on losses, so that the fixed factors are the weights.
-        total: This replica's contribution to the total loss, without added losses.
-        regularizer: The part of the total that does not depend on the losses, or None.
-        weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
+    `total` is this replica's contribution to the total loss, without added losses; `weights`, `[num_heads]`, its derivatives
+    with respect to the heads' losses, 0 for idle heads.
     """
 
     def __init__(self, loss_weights: LossWeights, sums: tf.Tensor) -> None:
         self.loss_weights, self._sums = loss_weights, sums
+        # `[num_heads]`: the loss-dependent factors, by which the heads' gradients must still be multiplied; None if the
+        # weighting does not depend on losses. The regularizer is the part of the total that does not, or None.
         self._by_weighting = self.factors = self.regularizer = None
         weighting, participation = loss_weights.weighting, loss_weights.participation
         if weighting is None:

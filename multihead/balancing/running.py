@@ -15,6 +15,11 @@ from multihead._ground.validation import check_between, check_positive
 from multihead.balancing._base import Balancer
 from multihead.balancing._kinds import prepared, read_state, write_state
 
+Tensors = list[tf.Tensor]
+"""One tensor `[num_heads, n_i]` per gradient tensor."""
+Weighed = tuple[tf.Tensor, Tensors, Tensors]
+"""The heads' weights, the new running gradients, and the rows to combine, which may be these; all float64."""
+
 
 class RunningBalancer(Balancer):
     """A balancer that stores one encoder gradient per head, and counts each head's updates.
@@ -60,14 +65,11 @@ class RunningBalancer(Balancer):
         return [tf.cast(total, original.dtype) for total, original in zip(sums, gradients)]
 
     @abstractmethod
-    def _weigh(
-        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """The heads' weights, the new running gradients, and the rows to combine, all float64.
+    def _weigh(self, rows: Tensors, old: Tensors, active: tf.Tensor, counts: tf.Tensor, losses: Tensor) -> Weighed:
+        """Weighs the heads from their gradients, `rows`, and the running gradients so far, `old`.
 
-        The rows to combine may be the new running gradients. `rows` are the gradients and `old` the running gradients so
-        far, one tensor `[num_heads, n_i]` per gradient tensor. `active` says which heads have a gradient, and `counts` in
-        how many updates each head has taken part, this one included; `losses` may be None.
+        `active` says which heads have a gradient, and `counts` in how many updates each head has taken part, this one
+        included; `losses` may be None.
         """
 
 
@@ -124,9 +126,7 @@ class MoCo(RunningBalancer):
         uniform = keras.initializers.Constant(1.0 / num_heads)
         self.weights_of_heads = self.add_state("weights", (num_heads,), uniform)
 
-    def _weigh(
-        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    def _weigh(self, rows: Tensors, old: Tensors, active: tf.Tensor, counts: tf.Tensor, losses: Tensor) -> Weighed:
         rate = self.beta / tf.pow(tf.maximum(counts, 1.0), self.beta_decay)
         rate = where(active, where(counts > 1, rate, 1.0), 0.0)[:, None]
         # Not `old + rate (new - old)`: rows that are not finite have rate 0.
@@ -197,9 +197,7 @@ class DBMTL(RunningBalancer):
         super().create_state(num_heads)
         self.masses = self.add_state("masses", (num_heads,))
 
-    def _weigh(
-        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    def _weigh(self, rows: Tensors, old: Tensors, active: tf.Tensor, counts: tf.Tensor, losses: Tensor) -> Weighed:
         if losses is not None:
             losses = tf.cast(losses, tf.float64)
             rows = [matrix / where(losses > 0, losses, 1.0)[:, None] for matrix in rows]
@@ -251,9 +249,7 @@ class ExcessMTL(RunningBalancer):
         self.first_risks = self.add_state("first_risks", (num_heads,))
         self.log_weights = self.add_state("log_weights", (num_heads,))
 
-    def _weigh(
-        self, rows: list[tf.Tensor], old: list[tf.Tensor], active: tf.Tensor, counts: tf.Tensor, losses: Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    def _weigh(self, rows: Tensors, old: Tensors, active: tf.Tensor, counts: tf.Tensor, losses: Tensor) -> Weighed:
         is_first = active & (counts <= 1)
         roots = [where(active[:, None], tf.sqrt(root**2 + new**2), root) for root, new in zip(old, rows)]
         risks = tf.add_n([tf.reduce_sum(tf.math.divide_no_nan(new**2, root), 1) for new, root in zip(rows, roots)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,6 @@ from multihead._display.drawing import bars, heat_map, new_figure, table_as_text
 from multihead._ground.types import Config, Figure
 from multihead.diagnosis._reached import HeadLabels
 from multihead.diagnosis._statistics import Cosines, as_json, interval
-from multihead.diagnosis._text import suggestion_lines, weights_as_text
 
 __all__ = ["Diagnosis", "Finding"]
 
@@ -158,9 +157,9 @@ class Diagnosis:
         tables = [table_as_text(title, columns, rows) for title, columns, rows in self.tables()]
         sections = ["\n".join(f"- {finding}" for finding in self.findings)]
         if self.suggestion:
-            sections.append("\n".join(["Suggestion", *suggestion_lines(self.parts, self.suggestion)]))
+            sections.append("\n".join(["Suggestion", *_suggestion_lines(self.parts, self.suggestion)]))
         if self.equal_weights:
-            tables.append(weights_as_text(self.equal_weights, list(self.suggestion.get("target_scaling", ()))))
+            tables.append(_weights_as_text(self.equal_weights, list(self.suggestion.get("target_scaling", ()))))
         return "\n\n".join([*sections, *tables])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -216,3 +215,42 @@ class Diagnosis:
         ]
         suggestion = {name: as_json(value) for name, value in self.suggestion.items()}
         return {**plain, "findings": findings, "suggestion": suggestion}
+
+
+_PURPOSES = {
+    "target_scaling": "trains {heads} on scaled targets; predictions and metrics keep their units",
+    "balancer": "lifts gradients below a fifth of the largest to it{after}",
+}
+
+
+def _suggestion_lines(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
+    """A line of code for each part of a suggestion, and one for the whole, each below a comment that says what it does."""
+    after = ""
+    if "target_scaling" in parts:
+        after = "; scaled, they may need no more; without the scaling, it can make heads in other units worse"
+    lines = []
+    for name, part in parts.items():
+        heads = ", ".join(map(repr, part[name])) if isinstance(part[name], Mapping) else ""
+        lines += [f"# {_PURPOSES[name].format(heads=heads, after=after)}", _call(part)]
+    if "scaling." in repr(suggestion.get("target_scaling")):
+        lines.insert(0, "from multihead import scaling")
+    if len(parts) > 1:
+        lines += ["# all of it; `multihead.compare` tells which part helps which head", _call(suggestion)]
+    return lines
+
+
+def _call(arguments: Config) -> str:
+    return f"trainer.compile(optimizer, {', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+def _weights_as_text(weights: Mapping[str, float], scaled_heads: Sequence[str]) -> str:
+    """What fixed weights would do, and where they are not enough."""
+    before = ""
+    if scaled_heads:
+        before = f" They are for the targets as they are: scale those of {', '.join(map(repr, scaled_heads))} first."
+    return (
+        f"`weight=` by head that would make these norms equal: {weights!r}\n"
+        f"for name, weight in {weights!r}.items(): trainer.set_weight(name, weight)\n"
+        "Fixed weights that are tuned are often as good as any method (Xin et al., 2022, arXiv:2209.11379), but not where "
+        f"the sizes of gradients drift while the heads train: `NormFloor` follows them.{before}"
+    )

@@ -92,11 +92,7 @@ def metric_named(spec: Metric, name: str) -> Metric:
 
 
 def copied_metric(metric: Metric, name: str) -> Metric:
-    """A metric with the options of another one, without its state.
-
-    Raises:
-        ValueError: Its `get_config` does not have all of its options.
-    """
+    """A metric with the options of another one, without its state; a `ValueError` if its `get_config` lacks some."""
     if type(metric) is keras.metrics.MeanMetricWrapper:  # whose function need not be registered
         return keras.metrics.MeanMetricWrapper(wrapped_function(metric), name=name, dtype=metric.dtype, **options_of(metric))
     config, parameters = {**metric.get_config(), "name": name}, inspect.signature(type(metric).__init__).parameters

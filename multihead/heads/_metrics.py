@@ -198,7 +198,9 @@ class HeadMetric:
         if self.by_column or self.column is not None or self._columns:
             weights = spread(weights, predictions, predictions.shape.rank)
             weights = weights if self.column is None else weights[..., self.column]
-            weights = tf.gather(weights, self._indices(weights), axis=-1) if self._columns else weights
+            if self._columns:  # counted from the first one
+                columns = tf.math.floormod(tf.constant(self._columns), tf.shape(weights)[-1])
+                weights = tf.gather(weights, columns, axis=-1)
         elif weights.shape.rank < self.rank:
             weights = spread(weights, predictions, self.rank)
         if not self.by_column:
@@ -216,9 +218,6 @@ class HeadMetric:
             self._apply(y, p, weights)
         if self.counted is not None:
             self.counted.update_state(tf.reduce_sum(tf.cast(weights > 0, tf.float32)))
-
-    def _indices(self, weights: tf.Tensor) -> tf.Tensor:
-        return tf.math.floormod(tf.constant(self._columns), tf.shape(weights)[-1])
 
     def _apply(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor | None = None) -> None:
         """Updates the metric with rows; without weights, all of them count."""

@@ -141,9 +141,7 @@ class ElementLoss:
     def value_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
         """The number of axes of the predictions (which have at least two) that index elements; 1 for a single number.
 
-        Raises:
-            ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values that do not
-                have the shape of elements.
+        A `ValueError` if the loss cannot take such targets, or returns values that do not have the shape of elements.
         """
         shape = with_columns(predictions.shape)
         if self.known is not None:
