@@ -50,7 +50,6 @@ from multihead._trainer.fitting import (
     evaluating,
     in_phase,
     planned,
-    prepare_validation,
     prepared_batch,
     prepared_evaluation,
     running_fit,
@@ -526,7 +525,7 @@ class MultiHeadTrainer(KerasTrainer):
         # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
         validates = validates_during_fit(kwargs)
         if validates and state.validation is not None:  # of which Keras has an iterator, and a generator no second pass
-            prepare_validation(self, state, state.validation)
+            prepared_evaluation(self, state, state.validation.data)
             data = Data(x, y, sample_weight)
         else:
             read = as_data(x, y, sample_weight, state.setup.all_names, None if validates else batch_size)

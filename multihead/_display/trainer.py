@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead import losses
 from multihead._display.drawing import GREY, colour, new_figure, table_as_text, title
-from multihead._ground.layers import renamed
+from multihead._ground.layers import distinct, renamed
 from multihead._ground.types import Figure, Layer, Trainer, Variable
 from multihead._method import Method
 from multihead.rates import Rate
@@ -54,8 +54,7 @@ def _kind_and_size(module: Layer, rate: Rate) -> tuple[str, str]:
 
 def size_of(variables: Iterable[Variable]) -> int:
     """The number of elements of variables, without duplicates."""
-    once = {id(variable): variable for variable in variables}.values()
-    return sum(int(tf.TensorShape(variable.shape).num_elements() or 0) for variable in once)
+    return sum(int(tf.TensorShape(variable.shape).num_elements() or 0) for variable in distinct(variables))
 
 
 def update_of(trainer: Trainer) -> list[tuple[str, str]]:

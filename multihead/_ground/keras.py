@@ -22,27 +22,16 @@ Value = TypeVar("Value")
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3  # which has its own variable class and optimizers
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 
-# Whether each metric in a flat list passed to `compile` is for all outputs even if there are as many metrics as outputs.
-METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
-
-# Whether the metrics in the list that `evaluate` returns are in the order of their names, and not of their definition.
-METRICS_ARE_SORTED = KERAS_3
-
-# Whether every epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length.
-SEQUENCES_BEGIN_ANEW = not KERAS_3
+METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3  # each metric of a flat list is for all outputs, even if there are as many
+METRICS_ARE_SORTED = KERAS_3  # the list that `evaluate` returns has the metrics in the order of their names
+METRICS_KEEP_NAMES = KERAS_3  # a metric that is named by its class has this name in the logs, and not that of an instance
+SEQUENCES_BEGIN_ANEW = not KERAS_3  # every epoch begins with a `Sequence`'s first batch, even if `steps_per_epoch` is lower
+LABELS_HAVE_COLUMNS = not KERAS_3  # losses and metrics of users get labels of shape `[batch]` as `[batch, 1]`
+TUNES_STEPS = not KERAS_3  # Keras can choose `steps_per_execution` by itself, for "auto"
 
 # The losses and metrics of Keras 3 that Keras 2 does not have, by their names in lower case and without underscores.
 _NEW = "ctc dice tversky circle categoricalgeneralizedcrossentropy pearsoncorrelation concordancecorrelation"
 ONLY_KERAS_3 = [] if KERAS_3 else _NEW.split()
-
-# Whether losses and metrics of users get labels of shape `[batch]` as `[batch, 1]`.
-LABELS_HAVE_COLUMNS = not KERAS_3
-
-# Whether a metric that is named by its class has this name in the logs; otherwise it has the name of an instance.
-METRICS_KEEP_NAMES = KERAS_3
-
-# Whether Keras can choose `steps_per_execution` by itself, for "auto".
-TUNES_STEPS = not KERAS_3
 
 # Attributes of a model that hold an option of `compile` as a variable, on Keras 2.
 OPTIONS_OF_COMPILE = ("_steps_per_execution",)

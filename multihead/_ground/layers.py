@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -14,6 +14,13 @@ import tensorflow as tf
 from multihead._ground.calls import written_resources
 from multihead._ground.keras import KERAS_3, metric_variables, temporarily, tensor_variable, variable_name
 from multihead._ground.types import Config, Layer, Metric, Node, Tensor, Variable
+
+Item = TypeVar("Item")
+
+
+def distinct(items: Iterable[Item]) -> list[Item]:
+    """Each of some objects once, in order."""
+    return list({id(item): item for item in items}.values())
 
 
 def all_layers(module: Layer) -> list[keras.layers.Layer]:
@@ -137,7 +144,7 @@ def own_losses(layer: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
 
 def metrics_of_layers(module: Layer) -> list[Metric]:
     """The metrics that a layer and its sub-layers keep, without duplicates."""
-    return list({id(metric): metric for layer in all_layers(module) for metric in layer._metrics}.values())
+    return distinct(metric for layer in all_layers(module) for metric in layer._metrics)
 
 
 def use_seed_variables(module: Layer) -> bool:
@@ -188,7 +195,7 @@ def state_variables(module: Layer) -> list[tf.Variable]:
         # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
         *(seed_variables(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
     ]
-    return list({id(variable): variable for variable in variables}.values())
+    return distinct(variables)
 
 
 def own_state(layer: Layer) -> list[tf.Variable]:
@@ -212,7 +219,7 @@ def _rescaled(layer: Layer) -> list[tf.Variable]:
 @contextmanager
 def state_kept(modules: Sequence[Layer]) -> Iterator[None]:
     """A context after which the state of modules, whatever they do in it, is what it was before."""
-    variables = list({id(variable): variable for module in modules for variable in state_variables(module)}.values())
+    variables = distinct(variable for module in modules for variable in state_variables(module))
     before = [tf.identity(variable.read_value()) for variable in variables]
     graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     start = 0 if graph is None else len(graph.get_operations())

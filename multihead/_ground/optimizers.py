@@ -159,7 +159,7 @@ def _save_as_built_for(optimizer: Optimizer, variables: Sequence[tf.Variable]) -
     its heads, in their order. This one may be older: of further heads, or of the same ones in another order.
     """
     core = optimizer_core(optimizer)
-    known, savers = _BUILT_FOR[core], list({id(saver): saver for saver in (core, optimizer)}.values())
+    known, savers = _BUILT_FOR[core], [core] if core is optimizer else [core, optimizer]
     for saver, name in itertools.product(savers, _SAVING):
         vars(saver).pop(name, None)
     if list(known) == [id(variable) for variable in variables]:

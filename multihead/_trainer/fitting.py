@@ -200,28 +200,17 @@ def in_phase(trainer: KerasTrainer, state: TrainerState, phase: str | None, plan
 def prepared_evaluation(trainer: KerasTrainer, state: TrainerState, data: Data) -> Data:
     """Builds for the data of an evaluation and checks their labels, unless that was done at the beginning of a `fit`."""
     build(trainer, state, data.specs, data)
-    earlier, is_known = state.validation, False
-    if data.is_arrays and earlier is not None:
-        before, now = (tf.nest.flatten((labels.y, labels.sample_weight)) for labels in (earlier.data, data))
-        is_known = len(before) == len(now) and all(map(operator.is_, before, now))
-    if earlier is not None and is_known:
-        evaluated = Checked(data, earlier.plan)
-    else:
+    evaluated = state.validation
+    if evaluated is not None and data is not evaluated.data:
+        before, now = (tf.nest.flatten((labels.y, labels.sample_weight)) for labels in (evaluated.data, data))
+        are_same = data.is_arrays and len(before) == len(now) and all(map(operator.is_, before, now))
+        evaluated = Checked(data, evaluated.plan) if are_same else None
+    if evaluated is None:
         evaluated = _with_checked_labels(state, data, in_xla=trainer.jit_compile)
-    _plan_evaluation(trainer, evaluated.plan)
-    return evaluated.data
-
-
-def _plan_evaluation(trainer: KerasTrainer, plan: Plan) -> None:
     function = trainer.make_test_function()
     if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
-        function.plan = Plan(plan.ranks, plan.labels_are_checked)
-
-
-def prepare_validation(trainer: KerasTrainer, state: TrainerState, validation: Checked) -> None:
-    """Builds for the validation data that a `fit` has read and checked."""
-    build(trainer, state, validation.data.specs, validation.data)
-    _plan_evaluation(trainer, validation.plan)
+        function.plan = Plan(evaluated.plan.ranks, evaluated.plan.labels_are_checked)
+    return evaluated.data
 
 
 @contextmanager

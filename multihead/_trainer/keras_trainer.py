@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +37,7 @@ from multihead._method import has_state
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import build, metrics_of_epoch, runs_eagerly, unpacked
 from multihead._trainer.changes import HeadWeights
-from multihead._trainer.options import CompileOptions
+from multihead._trainer.options import CompileOptions, initialized
 from multihead._trainer.state import TrainerState
 from multihead._trainer.step_functions import StepFunction, TrainFunction
 from multihead._update.apply import apply_update, clip, observe
@@ -77,7 +75,7 @@ class KerasTrainer(KerasHooks):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            cls.__init__ = _initialized(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = initialized(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, encoder: Callable[[Nested], Nested], name: str | None) -> None:
         super().__init__(name=name, autocast=False)  # the modules cast their inputs, each by its own dtype policy
@@ -407,19 +405,3 @@ class KerasTrainer(KerasHooks):
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
         self.compile(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
         build(self, self._state)
-
-
-def _initialized(init: Function) -> Function:
-    """The `__init__` of a trainer's class, with an error if it does not call that of its base class."""
-
-    @functools.wraps(init)
-    def checked(self: KerasTrainer, *args: object, **kwargs: object) -> None:
-        init(self, *args, **kwargs)
-        if "_state" not in vars(self):
-            raise TypeError(
-                f"`{type(self).__name__}` must be initialized as a trainer. Received: an `__init__` that does not call that "
-                "of its base class. Begin it with `super().__init__(encoder, heads)`."
-            )
-
-    vars(checked)["__signature__"] = inspect.signature(init)  # Keras 3 does not look at what is wrapped
-    return checked

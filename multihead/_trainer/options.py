@@ -1,4 +1,4 @@
-"""The options of `compile` and its optimizer, checked once."""
+"""The options of `compile` and its optimizer, checked once; and subclasses of the trainer."""
 
 from __future__ import annotations
 
@@ -326,3 +326,19 @@ def check_trainer(kind: type, base: type) -> None:
             "`compile` to change gradients, or write `train_step(self, data)`, which calls `self.apply_gradients("
             "self.compute_gradients(data))` and returns logs."
         )
+
+
+def initialized(init: Function) -> Function:
+    """The `__init__` of a trainer's class, with an error if it does not call that of its base class."""
+
+    @functools.wraps(init)
+    def checked(self: Trainer, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)
+        if "_state" not in vars(self):
+            raise TypeError(
+                f"`{type(self).__name__}` must be initialized as a trainer. Received: an `__init__` that does not call that "
+                "of its base class. Begin it with `super().__init__(encoder, heads)`."
+            )
+
+    vars(checked)["__signature__"] = inspect.signature(init)  # Keras 3 does not look at what is wrapped
+    return checked

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, variable_name
-from multihead._ground.layers import module_variables
+from multihead._ground.layers import distinct, module_variables
 from multihead._ground.replicas import assign
 from multihead._ground.tensors import all_hold, is_finite, where
 from multihead._ground.validation import quoted, stop_unless
@@ -181,9 +181,9 @@ class Faults:
 
     def _weights_not_finite(self) -> list[str]:
         """The names of the weights that are not finite now; a skipped update has not changed them."""
-        variables = {id(variable): variable for module in self._network.modules for variable in module_variables(module)}
+        variables = distinct(variable for module in self._network.modules for variable in module_variables(module))
         with tf.init_scope():
-            floats = [variable for variable in variables.values() if variable.dtype.is_floating]
+            floats = [variable for variable in variables if variable.dtype.is_floating]
             finite = [bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(variable)))) for variable in floats]
             return [variable_name(variable) for variable, is_finite in zip(floats, finite) if not is_finite]
 

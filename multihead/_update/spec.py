@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch
 from multihead._ground.keras import metric_variables, tensor_variable
-from multihead._ground.layers import state_variables
+from multihead._ground.layers import distinct, state_variables
 from multihead._method import Method
 from multihead._update.faults import Faults
 from multihead._update.labels import Labels, read_labels, with_counts
@@ -142,8 +142,7 @@ class UpdateSpec:
         """
         heads = (*self.network.heads, *self.network.measured)
         of_metrics = metric_variables(metric for head in heads for metric in head.metrics or [])
-        variables = [*self._state_of_encoder, *of_metrics, *self.network.state]
-        return list({id(variable): variable for variable in variables}.values())
+        return distinct([*self._state_of_encoder, *of_metrics, *self.network.state])
 
     @property
     def measuring(self) -> list[tuple[tuple[int, ...], list[tf.Variable]]]:

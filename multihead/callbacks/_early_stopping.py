@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import distinct
 from multihead._ground.types import Callback, Config, Logs, Trainer
 from multihead._ground.validation import check_choice, check_head_names, check_whole, did_you_mean, is_number, quoted
 from multihead.heads._directions import direction
@@ -319,5 +320,4 @@ def _variables(trainer: Trainer, head: str | None) -> list[tf.Variable]:
     """The distinct variables of the encoder and of one head or, with None, of all heads."""
     definitions = trainer.heads.values() if head is None else [trainer.heads[head]]
     modules = [trainer.encoder, *(definition.module for definition in definitions)]
-    variables = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
-    return list({id(variable): variable for variable in variables}.values())
+    return distinct(tensor_variable(variable) for module in modules for variable in getattr(module, "variables", []))

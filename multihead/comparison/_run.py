@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.data import digest_of
+from multihead._ground.layers import distinct
 from multihead._ground.types import Config, Dataset, Logs, Variable
 from multihead._ground.validation import as_python, check_head_names, is_number
 from multihead.comparison._data import (
@@ -126,7 +127,7 @@ def _weights(trainer: MultiHeadTrainer) -> list[Variable]:
     """The variables of the encoder and the heads; one that several of them share is there once."""
     modules = [trainer.encoder, *(head.module for head in trainer.heads.values())]
     weight_lists = (getattr(module, "weights", None) or getattr(module, "variables", None) or () for module in modules)
-    return list({id(weight): weight for weights in weight_lists for weight in weights}.values())
+    return distinct(weight for weights in weight_lists for weight in weights)
 
 
 def run(study: Study, job: Job) -> Config:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import METRICS_ARE_SORTED, Untracked, first_replica_variable, tensor_variable
-from multihead._ground.layers import losses_of_call, losses_of_weights
+from multihead._ground.layers import distinct, losses_of_call, losses_of_weights
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Metric, Tensor
 from multihead._update.spec import UpdateSpec
@@ -142,7 +142,7 @@ class LogMetrics:
 
     @property
     def all(self) -> list[Metric]:
-        return list({id(metric): metric for metric in (self.sums, *self._head_metrics, *self._layer_metrics)}.values())
+        return distinct((self.sums, *self._head_metrics, *self._layer_metrics))
 
     @property
     def _head_metrics(self) -> list[Metric]:
