@@ -137,7 +137,10 @@ class Log(Standardize):
         self.shift = float(shift)
         self.above, self.valid = 0.0 - self.shift, 1.0 - self.shift
 
-    only_divides = False  # a logarithm does more
+    @property
+    def only_divides(self) -> bool:
+        """False: a logarithm does more than divide."""
+        return False
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         return tf.math.log(labels + tf.constant(self.shift, labels.dtype))

@@ -231,18 +231,18 @@ def sample_of(specs: Nested, num_rows: int = 2) -> Nested:
     return tf.nest.map_structure(made, specs)
 
 
+_SPECS = {"spec": tf.TensorSpec, "ragged": tf.RaggedTensorSpec, "sparse": tf.SparseTensorSpec}
+
+
 def encode_specs(specs: Nested) -> Config | None:
     """Converts specs to JSON data: tuples and lists are marked, a spec becomes its shape and dtype."""
-    if isinstance(specs, tf.TensorSpec):
-        return {"spec": [specs.shape.as_list(), specs.dtype.name]}
-    if isinstance(specs, tf.RaggedTensorSpec):
-        return {"ragged": [specs.shape.as_list(), specs.dtype.name, specs.ragged_rank, specs.row_splits_dtype.name]}
-    if isinstance(specs, tf.SparseTensorSpec):
-        return {"sparse": [specs.shape.as_list(), specs.dtype.name]}
     if isinstance(specs, Mapping):
         return {"dict": {key: encode_specs(value) for key, value in specs.items()}}
     if isinstance(specs, (tuple, list)):
         return {"tuple" if isinstance(specs, tuple) else "list": [encode_specs(value) for value in specs]}
+    for kind in (kind for kind, spec_class in _SPECS.items() if isinstance(specs, spec_class)):
+        more = [specs.ragged_rank, specs.row_splits_dtype.name] if kind == "ragged" else []
+        return {kind: [specs.shape.as_list(), specs.dtype.name, *more]}
     return None
 
 
@@ -251,12 +251,8 @@ def decode_specs(encoded: Config | None) -> Nested:
     if encoded is None:
         return None
     ((kind, value),) = encoded.items()
-    if kind == "spec":
-        return tf.TensorSpec(value[0], value[1])
-    if kind == "ragged":
-        return tf.RaggedTensorSpec(value[0], tf.as_dtype(value[1]), value[2], tf.as_dtype(value[3]))
-    if kind == "sparse":
-        return tf.SparseTensorSpec(value[0], value[1])
+    if kind in _SPECS:
+        return _SPECS[kind](*(tf.as_dtype(part) if isinstance(part, str) else part for part in value))
     if kind == "dict":
         return {key: decode_specs(inner) for key, inner in value.items()}
     return (tuple if kind == "tuple" else list)(decode_specs(inner) for inner in value)

@@ -109,12 +109,11 @@ def dual_cone(rows: UnitRows, projected: tf.Tensor | None = None) -> DualCone:
     lift = rows.active[:, None] * rows.active
     shortest = nonnegative_least_squares(rows.cosines + lift, -rows.active[None], rows.noise, rows.tolerance)[0]
     least = tf.reduce_min(where(rows.active > 0, fast_matvec(rows.cosines, shortest), tf.float64.max))
-
-    def without_opposed() -> tuple[tf.Tensor, ...]:
-        return tf.zeros_like(rows.active, tf.bool), tf.eye(rows.num_heads, dtype=tf.float64), shortest / least
-
+    none_opposed = tf.zeros_like(rows.active, tf.bool), tf.eye(rows.num_heads, dtype=tf.float64)
     is_open = least > 64 * rows.noise * tf.reduce_sum(shortest)
-    return DualCone(rows, *tf.cond(is_open, without_opposed, lambda: _with_opposed(rows, projections(rows))))
+    return DualCone(
+        rows, *tf.cond(is_open, lambda: (*none_opposed, shortest / least), lambda: _with_opposed(rows, projections(rows)))
+    )
 
 
 def projections(rows: UnitRows) -> tf.Tensor:

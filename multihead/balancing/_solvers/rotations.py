@@ -25,11 +25,8 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     values, vectors = tf.linalg.eigh(rows.cosines * tf.expand_dims(norms, 1) * norms)
     # No small ones: every digit that counts is right already.
     are_similar = values[0] > _SIMILAR * values[-1]
-
-    def decomposed() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return tf.sqrt(tf.maximum(values, 0.0)), tf.identity(vectors), values > 0
-
-    return tuple(tf.cond(are_similar, decomposed, lambda: _rotated(rows, norms)))
+    decomposed = tf.sqrt(tf.maximum(values, 0.0)), vectors, values > 0
+    return tuple(tf.cond(are_similar, lambda: tuple(map(tf.identity, decomposed)), lambda: _rotated(rows, norms)))
 
 
 # Ratio of eigenvalues above which the smallest is accurate to ten digits.
