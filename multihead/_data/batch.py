@@ -144,7 +144,7 @@ def _named_leaves(name: str, nest: Nested) -> list[tuple[str, Tensor]]:
     if isinstance(nest, (Mapping, tuple, list)):
         parts = nest.items() if isinstance(nest, Mapping) else enumerate(nest)
         return [leaf for key, part in parts for leaf in _named_leaves(f"{name}[{key!r}]", part)]
-    return [] if nest is None else [(name, nest)]
+    return [(name, leaf) for leaf in tf.nest.flatten(nest) if leaf is not None]
 
 
 def copied(nest: Nested) -> Nested:

@@ -85,9 +85,6 @@ class Faults:
         names = [variable_name(variable) for variable in network.variables.all]
         return self._variables == names and self._heads == [head.name for head in network.heads]
 
-    def reset_epoch(self) -> None:
-        self.numbers_of_epoch.assign(tf.zeros([3], tf.int64))
-
     def skipped(
         self,
         strategy: tf.distribute.Strategy,

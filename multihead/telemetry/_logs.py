@@ -88,7 +88,7 @@ class LogSums(keras.metrics.Metric):
         """Resets all sums to zero, and the counts of batches and of updates that are not finite."""
         self.sums.assign(tf.zeros(self.sums.shape, self.sums.dtype))
         self._logs.value.batches.assign(0)
-        self._logs.value.spec.running.faults.reset_epoch()
+        self._logs.value.spec.running.faults.numbers_of_epoch.assign([0, 0, 0])
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
