@@ -62,7 +62,7 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
         >>> check_head(Head(keras.layers.Dense(3), lambda y, p: tf.abs(y - p)), x, y)
         Head: 4 checks, 1 head
     """
-    metrics, weighted = (tuple(map(_copy, group)) for group in (head.metrics, head.weighted_metrics))
+    metrics, weighted = (tuple(map(_fresh, group)) for group in (head.metrics, head.weighted_metrics))
     named = NamedHead("head", replace(head, metrics=metrics, weighted_metrics=weighted))
     rows = _HeadOnRows(named, as_tensors(as_arrays("x", x)), as_tensors(as_arrays("y", y)))
     with state_kept([head.module]), unchecked():
@@ -74,7 +74,7 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
     return rows.report
 
 
-def _copy(metric: Metric) -> Metric:
+def _fresh(metric: Metric) -> Metric:
     """A metric like another one, whose state stays as it is."""
     return copied_metric(metric, metric.name) if isinstance(metric, keras.metrics.Metric) else metric
 
