@@ -114,7 +114,8 @@ def rows_for(head: NamedHead, representation: Nested, labels: Labels) -> tuple[N
         return gathered(tensor, rows) if belongs else tensor
 
     leaves = tf.nest.flatten(representation)
-    known: Sequence[bool | None] = head.leaves_with_rows or [None] * len(leaves)
+    known: Sequence[bool | None] = head.leaves_with_rows or ()
+    known = known if len(known) == len(leaves) else [None] * len(leaves)
     return tf.nest.pack_sequence_as(representation, list(map(kept, leaves, known))), Labels(*map(kept, labels))
 
 
