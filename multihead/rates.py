@@ -33,7 +33,7 @@ import tensorflow as tf
 from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
-from multihead._ground.tensors import precision_of
+from multihead._ground.tensors import as_number, precision_of
 from multihead._ground.types import Config, Layer, Tensor, Variable
 from multihead._ground.validation import as_python, check_between, did_you_mean, is_number, quoted
 
@@ -288,7 +288,7 @@ def _times(factor: Factor, number: float) -> Factor:
 
 def _factor_at(factor: Callable[[Tensor], Tensor], step: tf.Tensor) -> tf.Tensor:
     """The result of a function of the step, in at least float32."""
-    value = tf.convert_to_tensor(call_users(factor, step))
+    value = as_number(call_users(factor, step))
     return tf.cast(value, precision_of([value.dtype]))
 
 

@@ -138,6 +138,11 @@ def in_dtype(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
 
 
+def as_number(value: object) -> tf.Tensor:
+    """What a user's function returns as a tensor; TensorFlow would round a number of Python to float32."""
+    return tf.convert_to_tensor(value, tf.float64 if isinstance(value, float) else None)
+
+
 def as_widest(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Tensors in the widest dtype of them, at least float32: those of a head that does not train are zeros of any dtype."""
     tensors = [wide(tensor) for tensor in tensors]

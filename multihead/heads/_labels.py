@@ -84,8 +84,19 @@ def targets_and_weights(
 def missing(spec: LabelSpec, targets: tf.Tensor) -> tf.Tensor | None:
     """Booleans: which targets mark a missing label. None if neither their dtype nor the head has such a mark."""
     marks = [tf.math.is_nan(targets)] if targets.dtype.is_floating else []
-    marks += [tf.equal(targets, tf.cast(label, targets.dtype)) for label in spec.ignore_labels]
+    for label in spec.ignore_labels:
+        marks += [tf.equal(targets, tf.constant(mark, targets.dtype)) for mark in _marks(label, targets.dtype)]
     return functools.reduce(tf.logical_or, marks) if marks else None
+
+
+def _marks(label: float, dtype: tf.DType) -> list[np.ndarray]:
+    """An `ignore_label` in the dtype of targets; and, for float64, as it is in targets that were float32 before."""
+    if not dtype.is_floating:
+        return [np.asarray(int(label), dtype.as_numpy_dtype)]
+    with np.errstate(over="ignore"):
+        single = np.float32(label)
+    numbers = {float(label), float(single)} if dtype == tf.float64 and np.isfinite(single) else {float(label)}
+    return [np.asarray(number, dtype.as_numpy_dtype) for number in sorted(numbers)]
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

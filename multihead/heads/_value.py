@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead import losses, scaling
 from multihead._ground.calls import call_users
 from multihead._ground.layers import check_initialized
-from multihead._ground.tensors import precision_of
+from multihead._ground.tensors import as_number, precision_of
 from multihead._ground.types import Layer, Loss, Metric, Tensor
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead.heads._labels import check_class_weight
@@ -193,7 +193,7 @@ def weight_at(weight: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
     """A head's weight at a step, the number of updates applied so far: a scalar in at least float32."""
     value = call_users(weight, step) if callable(weight) else weight
     try:
-        result = tf.convert_to_tensor(value)
+        result = as_number(value)
     except (ValueError, TypeError):
         result = tf.constant("")
     if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
@@ -205,8 +205,12 @@ def weight_at(weight: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def check_ignore_label(label: object) -> float | None:
-    """Returns an `ignore_label` if it is None or a number."""
-    label = as_python(label)
+    """Returns an `ignore_label` if it is None or a number.
+
+    One of NumPy stands for the decimal number that it shows, so that `np.float32(-999.9)` marks targets of float64, too.
+    """
+    is_numpy = isinstance(label, np.ndarray | np.generic) and label.dtype.kind == "f" and label.shape == ()
+    label = float(str(label)) if is_numpy else as_python(label)
     if label is None or is_number(label):
         return label
     raise TypeError(
