@@ -63,12 +63,10 @@ def as_data(
     sample_weight: Nested,
     head_names: Sequence[str],
     batch_size: int | None = None,
-    *,
-    trains: bool = False,
 ) -> Data:
     """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them."""
     if not gives_batches(x):
-        data = read_arrays(x, y, sample_weight, head_names, trains=trains)
+        data = read_arrays(x, y, sample_weight, head_names)
         check_not_empty(x, num_examples(data.x))
         return data._replace(batch_size=batch_size if isinstance(batch_size, int) else None)
     _refuse_beside_batches(x, y, sample_weight, batch_size)
@@ -103,7 +101,7 @@ def gives_batches(x: Dataset) -> bool:
 
 def read_call(call: FitCall, head_names: Sequence[str]) -> tuple[Data, Data | None]:
     """The data of a `fit`, checked, and its validation data, if any."""
-    data = as_data(call.x, call.y, call.sample_weight, head_names, call.batch_size, trains=True)
+    data = as_data(call.x, call.y, call.sample_weight, head_names, call.batch_size)
     fraction, validation = call.validation_split, call.validation_data
     if call.initial_epoch >= call.epochs:
         received = f"epochs={call.epochs}, initial_epoch={call.initial_epoch}"

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, by_head, is_absent, merged_spec, open_batch_size, unmasked, unpack
 from multihead._data.data import Data, check_not_empty, num_examples
-from multihead._ground.keras import is_tensor
+from multihead._ground.keras import KERAS_3, is_tensor
 from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import described, is_number, quoted
 
@@ -98,27 +98,56 @@ def _of_pandas(frame: Any) -> np.ndarray:
     return np.where(missing, np.nan, values).astype("float64") if missing.any() else np.array(values.tolist())
 
 
-def _check_digits(argument: str, value: Any, taken: Tensor) -> None:
-    """Checks that the numbers of each column of targets differ as they did before they were rounded."""
-    given = _of_pandas(value) if hasattr(value, "iloc") else np.asarray(value)
-    if given.dtype != np.float64 or taken.dtype != np.float32 or not given.size:
-        return
-    columns, rounded = (np.reshape(array, (-1, array.shape[-1] if array.ndim > 1 else 1)).T for array in (given, taken))
-    for column, kept in zip(columns, rounded):
-        counts = np.isfinite(column) & np.isfinite(kept)
-        present = column[counts]
-        lost, deviation = np.abs(kept[counts] - present), present.std() if present.size else 0.0
+def as_targets(argument: str, value: object) -> Nested:
+    """Targets as an array, of which the numbers must differ as they did before they were rounded to Keras's precision."""
+    array = as_arrays(argument, value)
+    if isinstance(array, np.ndarray):
+        _check_digits(argument, value)
+    return array
+
+
+def _check_digits(argument: str, value: Any, others: np.ndarray | None = None) -> np.ndarray | None:
+    """Checks that the numbers of each column of targets differ in Keras's precision as they do in theirs.
+
+    Args:
+        argument: The name of the targets, for the message.
+        value: Targets of any form.
+        others: What the call for the targets before these returned: a batch may hold only labels that are close.
+
+    Returns:
+        The lowest and the highest number of each column so far; None for targets that are not rounded.
+    """
+    given, precision = _of_pandas(value) if hasattr(value, "iloc") else np.asarray(value), np.dtype(keras.backend.floatx())
+    if given.dtype != np.float64 or precision == np.float64 or not given.size:
+        return others
+    columns = np.reshape(given, (-1, given.shape[-1] if given.ndim > 1 else 1))
+    if others is not None and others.shape[1] == columns.shape[1]:
+        columns = np.concatenate([others, columns])
+    with np.errstate(over="ignore"):
+        rounded = columns.astype(precision)
+    counts = np.isfinite(columns) & np.isfinite(rounded)
+    lost = np.abs(np.subtract(rounded, columns, out=np.zeros_like(columns), where=counts)).max(axis=0)
+    if lost.any():
+        present = np.where(counts, columns, 0.0)
+        number = counts.sum(axis=0)
+        mean = present.sum(axis=0) / np.maximum(number, 1)
+        deviation = np.sqrt((np.where(counts, present - mean, 0.0) ** 2).sum(axis=0) / np.maximum(number, 1))
         # What differs in the last digits of double precision was meant to be equal.
-        if present.size and deviation > 1e-12 * np.abs(present).max() and lost.max() > _LOST * deviation:
+        differs = deviation > 1e-12 * np.abs(present).max(axis=0)
+        for k in np.flatnonzero(differs & (lost > _LOST * deviation)):
+            column = columns[counts[:, k], k]
+            if len(np.unique(column) if others is not None else column) < 3:  # two may be close by chance
+                continue
             raise ValueError(
-                f"`{argument}` must keep its differences in {taken.dtype}, Keras's `floatx`. Received: numbers between "
-                f"{present.min():.15g} and {present.max():.15g}, rounded by up to {lost.max():.3g}. Subtract a constant "
-                "from them, such as the first, or pass whole numbers as integers."
+                f"`{argument}` must keep its differences in {precision}, Keras's `floatx`. Received: numbers between "
+                f"{column.min():.15g} and {column.max():.15g}, rounded by up to {lost[k]:.3g}. Subtract a constant from "
+                "them, such as the first, pass whole numbers as integers, or a `tf.data.Dataset`, which keeps all digits."
             )
+    return np.stack([np.where(counts, columns, np.inf).min(axis=0), np.where(counts, columns, -np.inf).max(axis=0)])
 
 
-def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], *, trains: bool = False) -> Data:
-    """Arrays of all examples; those that a head `trains` on must keep their differences in Keras's precision."""
+def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], *, is_batch: bool = False) -> Data:
+    """Arrays of all examples, or of one batch; targets must keep their differences in Keras's precision."""
     if x is None:
         raise ValueError("`x` must be given. Received: x=None. Pass the inputs, or a dataset of batches.")
     if y is None:
@@ -127,7 +156,10 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
             f"{type(x).__name__}. Pass the targets as a dict by head name; the heads are {quoted(head_names)}."
         )
     inputs = as_arrays("x", x)
-    targets = _named_arrays("y", "targets", y, head_names, trains=trains)
+    targets = _named_arrays("y", "targets", y, head_names)
+    for name, array in targets.items() if KERAS_3 and not is_batch else ():
+        if not isinstance(array, np.ndarray) and array.dtype == "float64":  # Keras 3 rounds everything that is no batch
+            _check_digits(f"y[{name!r}]", array)
     weights = {}
     if sample_weight is not None:
         weights = _named_arrays("sample_weight", "sample_weights", sample_weight, head_names)
@@ -147,9 +179,7 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
     return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
-def _named_arrays(
-    argument: str, name: str, values: Any, head_names: Sequence[str], *, trains: bool = False
-) -> dict[str, Tensor]:
+def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[str]) -> dict[str, Tensor]:
     """One array per head, from a dict, a data frame with the heads as columns, a series, or a single head's array."""
     if hasattr(values, "iloc"):
         if values.ndim == 2 and set(values.columns) & set(head_names):
@@ -158,14 +188,12 @@ def _named_arrays(
             values = {values.name: values}
     arrays = {}
     for head, value in by_head(name, values, head_names).items():
-        array = as_arrays(f"{argument}[{head!r}]", value)
+        array = (as_targets if name == "targets" else as_arrays)(f"{argument}[{head!r}]", value)
         if isinstance(array, (tuple, dict)):
             raise TypeError(
                 f"`{argument}[{head!r}]` must be one array. Received: a {type(value).__name__} of {len(array)}. Add a head "
                 "for each of them, or stack them."
             )
-        if trains and isinstance(array, np.ndarray):
-            _check_digits(f"{argument}[{head!r}]", value, array)
         arrays[head] = array
     return arrays
 
@@ -225,6 +253,7 @@ class _BatchNormalizer:
     def __init__(self, x: Dataset, batches: Iterable[Nested], head_names: Sequence[str], read: list[Nested]) -> None:
         self._head_names, self._source = list(head_names), type(x).__name__
         self._inputs: Nested = None
+        self._extremes: dict[str, np.ndarray | None] = {}  # the lowest and highest targets so far, by head
         specs: list[Batch] = []
         for batch in itertools.islice(batches, _LOOKED_AT):
             read.append(batch)
@@ -246,7 +275,12 @@ class _BatchNormalizer:
 
     def _read(self, batch: Nested) -> Batch:
         """The arrays of a batch, whose inputs have the structure of those of the first batch."""
-        named = Batch(*map(as_arrays, Batch._fields, unpack(batch, self._head_names)))
+        given = unpack(batch, self._head_names)
+        named = Batch(*map(as_arrays, Batch._fields, given))
+        for name, array in named.targets.items():
+            if isinstance(array, np.ndarray):
+                argument, before = f"targets[{name!r}]", self._extremes.get(name)
+                self._extremes[name] = _check_digits(argument, given.targets[name], before)
         check_batched(tuple(named), f"a {self._source} of")
         inputs = open_batch_size(named.inputs)
         self._inputs = inputs if self._inputs is None else self._inputs

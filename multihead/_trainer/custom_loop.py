@@ -10,7 +10,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from multihead._data.batch import Batch, unpack
-from multihead._data.reading import as_arrays
+from multihead._data.reading import as_arrays, as_targets
 from multihead._ground import replicas
 from multihead._ground.keras import metric_variables, tensor_variable
 from multihead._ground.optimizers import loss_scale
@@ -106,7 +106,9 @@ def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable
 def prepared_tensors(trainer: KerasTrainer, state: TrainerState, batch: Nested) -> Batch:
     """A batch of a custom training loop, as tensors."""
     named = unpack(tuple(batch), state.setup.all_names)
-    return unpacked(trainer, state, tuple(as_arrays(part, value) for part, value in named._asdict().items()))
+    arrays = Batch(*(as_arrays(part, value) for part, value in named._asdict().items()))
+    targets = {name: as_targets(f"targets[{name!r}]", value) for name, value in named.targets.items()}
+    return unpacked(trainer, state, arrays._replace(targets=targets))
 
 
 @contextmanager

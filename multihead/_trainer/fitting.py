@@ -152,7 +152,7 @@ def _with_checked_labels(
 
 def prepared_batch(trainer: KerasTrainer, state: TrainerState, x: Dataset, y: Nested, sample_weight: Nested) -> Data:
     """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
-    data = read_arrays(x, y, sample_weight, state.setup.all_names)
+    data = read_arrays(x, y, sample_weight, state.setup.all_names, is_batch=True)
     if trainer.jit_compile:
         build(trainer, state, data.specs, data)
         _with_checked_labels(state, data, in_xla=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._data.batch import unmasked
 from multihead._data.data import digest_of
-from multihead._data.reading import as_arrays
+from multihead._data.reading import as_arrays, as_targets
 from multihead._ground.calls import no_autograph
 from multihead._ground.types import Config, Dataset, Nested
 from multihead._ground.validation import check_head_names, did_you_mean, quoted
@@ -46,7 +46,8 @@ def _read_part(name: str, received: object) -> Dataset:
     for place, by_head in enumerate((dict(values) for values in labels if values is not None), start=1):
         paths = {head: f"data[{name!r}][{place}][{head!r}]" for head in by_head}
         arrays = {head: unmasked(paths[head], value, are_targets=place == 1) for head, value in by_head.items()}
-        part.append({head: as_arrays(paths[head], array) for head, array in arrays.items()})
+        read = as_targets if place == 1 else as_arrays
+        part.append({head: read(paths[head], array) for head, array in arrays.items()})
     return tuple(part)
 
 

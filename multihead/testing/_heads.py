@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.batch import as_tensors, batch_size
-from multihead._data.reading import as_arrays
+from multihead._data.reading import as_arrays, as_targets
 from multihead._ground.calls import gathered, keras_mask
 from multihead._ground.layers import state_kept
 from multihead._ground.tensors import unchecked, where
@@ -64,7 +64,7 @@ def check_head(head: Head, x: Nested, y: Nested) -> Report:
     """
     metrics, weighted = (tuple(map(_fresh, group)) for group in (head.metrics, head.weighted_metrics))
     named = NamedHead("head", replace(head, metrics=metrics, weighted_metrics=weighted))
-    rows = _HeadOnRows(named, as_tensors(as_arrays("x", x)), as_tensors(as_arrays("y", y)))
+    rows = _HeadOnRows(named, as_tensors(as_arrays("x", x)), as_tensors(as_targets("y", y)))
     with state_kept([head.module]), unchecked():
         if not head.couples_rows:
             rows.check_module()
