@@ -145,7 +145,8 @@ class MultiHeadTrainer(KerasTrainer):
         Raises:
             TypeError: `model` is not a Keras model.
             ValueError: `model` is not functional, has only one output, or has outputs that share no layer with weights; or a
-                name in `representation` is not the name of a layer of the model.
+                name in `representation` is not the name of a layer of the model, or of one before a layer that several
+                heads would call, and that adds a loss, has a state or draws random numbers.
 
         Example:
             >>> inputs = keras.Input((6,))

@@ -9,18 +9,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import with_masks_of_layers
+from multihead._ground.calls import InMode, graph_function, kinds_with_state, with_masks_of_layers, written_resources
 from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL, losses_beside_layers
 from multihead._ground.layers import (
     called_again,
+    clear_losses,
     compiled_with,
     inputs_of,
     is_functional,
     layer_of,
+    losses_of_call,
     node_of,
     nodes_in_order,
     outputs_of,
+    run_in_graphs,
 )
+from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._ground.types import Config, Layer, Loss, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
 from multihead._ground.validation import quoted
 from multihead.heads._metric_names import copied_metric, log_name, metric_named
@@ -55,7 +59,10 @@ def split_model(
             # Outputs may still share layers, which are called on different inputs.
             in_encoder |= {id(node) for node in nodes_in_order(_of_shared_layers(nodes, nodes_before.values()))}
     else:
-        in_encoder = {id(node) for node in nodes_in_order(_named(model, nodes, representation))}
+        named = _named(model, nodes, representation)
+        in_encoder = {id(node) for node in nodes_in_order(named)}
+        behind = [node for node in nodes if id(node) not in in_encoder and inputs_of(node)]
+        _check_called_again(representation, named, behind, nodes_before)
     in_encoder |= {id(node) for node in nodes if not inputs_of(node)}
     encoder_nodes = [node for node in nodes if id(node) in in_encoder]
     if not _have_weights(encoder_nodes):
@@ -126,6 +133,56 @@ def _named(model: Layer, nodes: Sequence[Node], names: str | Sequence[str]) -> l
             "nested model, name the nested model."
         )
     return [tensor for name in wanted for node in nodes_by_name[name] for tensor in outputs_of(node)]
+
+
+def _check_called_again(
+    names: str | Sequence[str], named: Sequence[Tensor], behind: Sequence[Node], nodes_before: Mapping[str, Collection[int]]
+) -> None:
+    """Raises a `ValueError` if several heads would call a layer behind the representation whose calls are not all alike."""
+    found = []
+    for node in behind:
+        dependent = [name for name, ancestors in nodes_before.items() if id(node) in ancestors]
+        effect = _effect(node) if len(dependent) > 1 else None
+        if effect is not None:
+            found.append((node, effect, dependent))
+    if found:
+        wanted = [*map(node_of, named), *(node for node, _, _ in found)]
+        others = [{id(each) for each in nodes_in_order(outputs_of(node))} - {id(node)} for node in wanted]
+        last = [layer_of(node).name for node in wanted if not any(id(node) in before for before in others)]
+        node, effect, dependent = found[0]
+        raise ValueError(
+            "`representation` must lie behind layers that several outputs depend on and that add a loss, have a state or "
+            "draw random numbers, since each head calls what lies behind it. Received: "
+            f"representation={names!r}, before layer {layer_of(node).name!r} of {quoted(dependent)}, which {effect}. Pass "
+            f"`representation={list(dict.fromkeys(last))!r}`, or leave it out: heads then begin where the outputs part."
+        )
+
+
+def _effect(node: Node) -> str | None:
+    """What the layer of a node does in training mode besides returning something, from a trace; None for nothing."""
+    layer, inputs, numbers, losses = layer_of(node), inputs_of(node), random_numbers(), list[Any]()
+    if not isinstance(layer, keras.layers.Layer):
+        return None
+    run_in_graphs(layer)
+    clear_losses(layer)
+
+    def forward(*tensors: tf.Tensor) -> None:
+        by_id = {id(old): new for old, new in zip(inputs, tensors)}
+        InMode(lambda: called_again(node, by_id, training=True))((), training=True)
+        losses[:] = losses_of_call(layer)
+
+    specs = [getattr(tensor, "type_spec", None) or tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
+    try:
+        graph = graph_function(forward).get_concrete_function(*specs).graph
+    except Exception:  # noqa: BLE001 - what cannot be traced may do anything
+        return "cannot be traced, so that it may do any of this"
+    finally:
+        clear_losses(layer)
+    draws = bool(kinds_with_state(graph)) or random_numbers() != numbers
+    restore_random_numbers(numbers)
+    if losses:
+        return "adds a loss"
+    return "has a state or draws random numbers" if draws or written_resources(graph.get_operations()) else None
 
 
 def _have_weights(nodes: Iterable[Node]) -> bool:

@@ -127,6 +127,11 @@ def losses_of_call(module: Layer) -> list[tuple[str, tf.Tensor]]:
     return [(name, loss) for name, losses in by_layer for loss in losses if tf.is_tensor(loss)]
 
 
+def clear_losses(layer: keras.layers.Layer) -> None:
+    """Forgets the losses that calls of a layer have added."""
+    layer._clear_losses()
+
+
 def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
     """The regularizers of weights and, on Keras 2, losses added as functions, by identity, with the name of the owner."""
     if not isinstance(module, keras.layers.Layer):
@@ -304,10 +309,15 @@ def restored_apart(restore: Callable[[], Config], modules: Iterable[Layer]) -> C
     return restored
 
 
-def called_again(node: Node, tensors: Mapping[int, Tensor]) -> list[Tensor]:
-    """What the layer of a node returns, flat, when called again on other symbolic tensors, by `id` of those they replace."""
+def called_again(node: Node, tensors: Mapping[int, Tensor], training: bool | None = None) -> list[Tensor]:
+    """What the layer of a node returns, flat, when called again on other tensors, by `id` of those they replace.
+
+    With `training`, it runs in this mode where its model would run it so: Keras 3 notes a mode at every call.
+    """
     arguments = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
     args, kwargs = tf.nest.map_structure(lambda argument: tensors.get(id(argument), argument), arguments)
+    if training is not None and KERAS_3 and getattr(layer_of(node), "_call_has_training_arg", False):
+        kwargs = {**kwargs, "training": training}
     return list(tf.nest.flatten(layer_of(node)(*args, **kwargs)))
 
 
