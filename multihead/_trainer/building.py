@@ -116,22 +116,32 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
     if earlier is not None:
-        return Built(spec, earlier.logs, earlier.switches)
+        return Built(spec, earlier.logs, earlier.switches, earlier.optimizer)
     modules = (trainer.encoder, *(head.module for head in heads))
     parts = [part for module in modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
     switches = tuple((part, part.trainable) for part in parts if hasattr(part, "trainable"))
-    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches, trainer.optimizer)
 
 
 def check_switches(trainer: Trainer, state: TrainerState) -> None:
-    """Calls `check_trained` if `trainable` of a layer or a variable has changed; before each update of a custom loop."""
-    if state.built is not None and any(part.trainable != was for part, was in state.built.switches):
+    """Calls `check_trained` if a `trainable` or the optimizer has changed; before each update of a custom loop."""
+    built = state.built
+    if built is not None and (
+        trainer.optimizer is not built.optimizer or any(part.trainable != was for part, was in built.switches)
+    ):
         check_trained(trainer, state)
 
 
 def check_trained(trainer: Trainer, state: TrainerState) -> None:
-    """Raises a `ValueError` if layers were frozen since the trainer was built, or no longer are: it would have no effect."""
-    network, heads, shapes = state.require_built().spec.network, state.setup.heads, state.shapes
+    """Raises a `ValueError` if the optimizer, or what is frozen, is not as it was built: it would have no effect."""
+    built = state.require_built()
+    if trainer.optimizer is not built.optimizer:
+        raise ValueError(
+            "`optimizer` must be given to `compile`, which decides how variables are updated. Received: "
+            f"{type(trainer.optimizer).__name__} in place of the {type(built.optimizer).__name__} that was built. Call "
+            "`compile` again with it; to change the learning rate, assign `trainer.optimizer.learning_rate`."
+        )
+    network, heads, shapes = built.spec.network, state.setup.heads, state.shapes
     weighting = state.require_options("fit").weighting
     now = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
     before, after = ({id(tensor_variable(var)): var for var in part.variables.all} for part in (network, now))

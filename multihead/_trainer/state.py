@@ -61,6 +61,7 @@ class Built:
     spec: UpdateSpec
     logs: LogMetrics
     switches: tuple[tuple[Layer, bool], ...]  # layers and variables, and whether they were trainable when it was built
+    optimizer: Optimizer  # the one that was built, which updates the variables
 
 
 class Checked(NamedTuple):

@@ -102,3 +102,41 @@ def test_an_optimizer_in_its_own_order_is_saved_by_its_own_method():
     trainer.compile(trainer.optimizer)
     fit(trainer)
     assert "save_own_variables" not in vars(trainer.optimizer)
+
+
+# An optimizer that is assigned, not compiled
+# ---------------------------------------------------------------------------------------------------------------------
+
+BATCH = (X, {"a": X[:, :2]})
+UPDATES = {
+    "fit": lambda trainer: trainer.fit(*BATCH, verbose=0),
+    "train_on_batch": lambda trainer: trainer.train_on_batch(*BATCH),
+    "compute_gradients": lambda trainer: trainer.compute_gradients(BATCH),
+    "apply_gradients": lambda trainer: trainer.apply_gradients([(0 * v, v) for v in trainer.trainable_variables]),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("update", UPDATES)
+def test_another_optimizer_has_an_effect_or_is_rejected(update, optimizer):
+    """Before anything is built, it is the one that is built; then its slots do not exist, and steps do not know it."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(3, kernel_initializer="ones"))
+    trainer.add_head("a", keras.layers.Dense(2), "mse")
+    trainer.compile(keras.optimizers.SGD(0.0))
+    trainer.optimizer = keras.optimizers.SGD(0.0)
+    trainer.fit(*BATCH, verbose=0)
+    still = np.array(trainer.encoder.kernel)
+    np.testing.assert_array_equal(still, 1)
+    first = trainer.optimizer
+    trainer.optimizer = OPTIMIZERS[optimizer]()
+    with pytest.raises(
+        ValueError, match="`optimizer` must be given to `compile`.*in place of the SGD.*Call `compile` again"
+    ):
+        UPDATES[update](trainer)
+    trainer.evaluate(*BATCH, verbose=0)
+    np.testing.assert_array_equal(still, trainer.encoder.kernel)
+    trainer.optimizer = first
+    UPDATES[update](trainer)
+    trainer.compile(OPTIMIZERS[optimizer]())
+    trainer.fit(*BATCH, verbose=0)
+    assert np.all(still != np.array(trainer.encoder.kernel))
