@@ -17,6 +17,8 @@ _SHIFTS, _POWERS = np.linspace(-3.0, 3.0, 61), np.linspace(0.05, 1.5, 30)
 """Shifts of the log-odds and powers of the frequencies: class weights and focal losses have their best constant there."""
 _MAX_NUMBERS = 2**22
 """With more labels than this, log-odds are not shifted and frequencies not raised to powers, to save time."""
+_FAR_BELOW = 0.05
+"""The part of a constant's loss below which a head would be done, if the constants were of the right kind."""
 
 
 class LabelRows(NamedTuple):
@@ -61,19 +63,24 @@ def class_numbers(batches: Sequence[Labels]) -> list[tuple[np.ndarray, np.ndarra
     return [(classes, weights) for classes, weights in flat if len(classes) == len(weights)]
 
 
-def constant_loss(head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None, predicted: np.ndarray) -> float:
+def constant_loss(
+    head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None, predicted: np.ndarray, loss: float, is_guess: bool
+) -> float:
     """The mean loss of the best constant prediction that was tried, with class weights and sample weights.
 
     The loss is the head's own, and the constants are of the kind (logits or probabilities) that it has `predicted`. NaN if
-    no loss is finite.
+    no loss is finite; and, where they are a guess, in unknown units, if each label has several predictions, or if the
+    head's own `loss` is far below those of all constants.
     """
-    if labels is None:
+    if labels is None or (is_guess and np.shape(labels.values)[-1] != with_columns(spec.shape)[-1]):
         return float("nan")
     if labels.counts is not None:
         constants = [labels.counts / labels.counts.sum()]
     else:
         mean = np.average(labels.values, axis=0, weights=labels.weights)
         constants = [mean, *_quantiles(labels.values, np.asarray(labels.weights))]
+        if is_guess:
+            constants += [np.log(constant) for constant in constants if (constant > 0).all()] + [np.zeros_like(mean)]
     low, high, smallest, largest = predicted
     if all(((constant >= 0) & (constant <= 1)).all() for constant in constants):
         share = np.clip(constants[0], 1e-6, 1 - 1e-6)
@@ -86,7 +93,8 @@ def constant_loss(head: NamedHead, spec: tf.TensorSpec, labels: LabelRows | None
             constants = [np.exp(scores) / np.exp(scores).sum() for scores in powers]
         else:
             constants = [1 / (1 + np.exp(-logit)) for logit in logits]
-    return min(losses_of(head, spec, labels.batches, constants), default=float("nan"))
+    least = min(losses_of(head, spec, labels.batches, constants), default=float("nan"))
+    return float("nan") if is_guess and 0 < loss < _FAR_BELOW * least else least
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -141,17 +149,45 @@ def loss_terms(
 
     `noise` is the deviation of normal numbers that are added, the same at every call.
     """
-    rank, random = spec.shape.rank, np.random.default_rng(0)
     loss_sum, count = 0.0, 0.0
     try:
-        for batch in labels:
-            sizes = list(batch.targets.shape[: max(rank - 1, 1)])  # the spec has those of the first batch
-            shape = [*sizes, *spec.shape[len(sizes) :]]
-            predictions = tf.broadcast_to(tf.constant(constant[0] if rank == 1 else constant, tf.float32), shape)
-            if noise:
-                predictions += tf.constant(noise * random.standard_normal(shape), tf.float32)
+        for batch, predictions in _predicted(spec, labels, constant, noise):
             loss_sum += float(head.loss_sum(batch.targets, predictions, batch.weights))
             count += float(head.count(batch.targets, predictions, batch.weights))
     except (ValueError, TypeError, tf.errors.OpError):
         return np.nan, np.nan
     return loss_sum, count
+
+
+def derivatives(
+    head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], constant: np.ndarray, noise: float
+) -> list[np.ndarray] | None:
+    """Those of the sum of `loss_terms` by labels and by predictions, both `[rows, columns]`; None if it rejects these."""
+    found = []
+    try:
+        for batch, predictions in _predicted(spec, labels, constant, noise):
+            targets = batch.targets if batch.targets.dtype.is_floating else tf.cast(batch.targets, tf.float32)
+            with tf.GradientTape() as tape:
+                tape.watch([targets, predictions])
+                loss = head.loss_sum(targets, predictions, batch.weights)
+            by_both = tape.gradient(loss, [targets, predictions], unconnected_gradients="zero")
+            by_both = [tf.cast(tf.convert_to_tensor(each), tf.float64).numpy() for each in by_both]
+            has_columns = [each.ndim == spec.shape.rank > 1 for each in by_both]
+            found.append([each.reshape(-1, each.shape[-1] if wide else 1) for each, wide in zip(by_both, has_columns)])
+    except (ValueError, TypeError, LookupError, tf.errors.OpError):
+        return None
+    return [np.concatenate(parts) for parts in zip(*found)]
+
+
+def _predicted(
+    spec: tf.TensorSpec, labels: Sequence[Labels], constant: np.ndarray, noise: float
+) -> Iterator[tuple[Labels, tf.Tensor]]:
+    """The batches, each with predictions of a constant and noise."""
+    rank, random = spec.shape.rank, np.random.default_rng(0)
+    for batch in labels:
+        sizes = list(batch.targets.shape[: max(rank - 1, 1)])  # the spec has those of the first batch
+        shape = [*sizes, *spec.shape[len(sizes) :]]
+        predictions = tf.broadcast_to(tf.constant(constant[0] if rank == 1 else constant, tf.float32), shape)
+        if noise:
+            predictions += tf.constant(noise * random.standard_normal(shape), tf.float32)
+        yield batch, predictions

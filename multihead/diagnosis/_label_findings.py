@@ -10,6 +10,7 @@ from multihead._display.drawing import plain
 from multihead._ground.validation import quoted
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import Diagnosis, Finding
+from multihead.diagnosis._reached import takes_logits
 from multihead.diagnosis._suggestion import (
     PERCENTAGE,
     comparable,
@@ -20,7 +21,7 @@ from multihead.diagnosis._suggestion import (
     predicts_in_units,
     rescales_to_other_units,
 )
-from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
+from multihead.losses._known import ELEMENTS, ROWS, TOLERANCE, remedy
 
 FEW = 0.1
 """A smaller part of labelled elements is few."""
@@ -32,7 +33,7 @@ _LARGE = 20.0
 
 def cannot_learn(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that cannot learn: losses that are not finite, a weight of 0, or invalid predictions."""
-    for k, head in enumerate(diagnosis.heads):
+    for k, (head, labels) in enumerate(zip(diagnosis.heads, diagnosis.labels)):
         if not diagnosis.finite[k]:
             sentence = f"{head!r} has losses or gradients that are not finite, and such updates are skipped."
             yield Finding(f"{sentence} {_why_not_finite(diagnosis, spec, k)}", "not finite", [head])
@@ -45,10 +46,11 @@ def cannot_learn(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         takes, sentence = f"but its loss, {loss.name}, takes probabilities", ""
         if low < -TOLERANCE or high > loss.known.largest + TOLERANCE:
             sentence = f"lie between {plain(low)} and {plain(high)}, {takes}, from 0 to 1, and the head cannot learn from it"
-        elif loss.known.over != ELEMENTS and max(1 - smallest, largest - 1) > TOLERANCE:
+        elif loss.known.over != ELEMENTS and max(1 - smallest, largest - 1) > TOLERANCE and not labels.unreachable:
             sentence = f"for an example add up to {plain(smallest)} to {plain(largest)}, {takes}, which add up to 1"
         if sentence:
-            yield Finding(f"The predictions of {head!r} {sentence}. {remedy(loss)}", "no probabilities", [head])
+            advice = "" if labels.unreachable else f" {remedy(loss)}"  # which those labels would not suit
+            yield Finding(f"The predictions of {head!r} {sentence}.{advice}", "no probabilities", [head])
 
 
 def _why_not_finite(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> str:
@@ -134,13 +136,28 @@ def out_of_reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         part = f"{labels.unreachable:,} of {labels.number:,}"
         own = "scaled labels" if spec.network.heads[k].scaling is not None else "labels"
         if labels.reach.sums_to_one:
+            loss = spec.network.heads[k].loss
+            takes_rows = loss.known is not None and loss.known.over == ROWS
+            predicted = f"its loss, {loss.name}, takes" if takes_rows else "its module predicts"
+            also = " and take the loss `binary_crossentropy`" if takes_rows else ""
             sentence = (
-                f"{part} rows of {own} of {head!r} do not add up to 1, but its module predicts {labels.reach}, as after a "
-                "softmax. For several labels at once, or a single column, end the module with a sigmoid."
+                f"{part} rows of {own} of {head!r} do not add up to 1, but {predicted} {labels.reach}, as after a softmax. "
+                f"For several labels at once, or a single column, end the module with a sigmoid{also}. For one label in "
+                "parts, divide each row by its sum."
             )
         else:
             remedy = "End the module without the activation that limits it, or correct the labels."
-            if k in suggested:
+            if takes_logits(spec.network.heads[k].loss):
+                remedy = (
+                    "Its loss takes logits, which are below 0 for one class and above 0 for the other: end the module "
+                    "without an activation, or with a sigmoid and the loss without `from_logits=True`."
+                )
+            elif k not in suggested and labels.why:
+                remedy = (
+                    f"End the module without the activation that limits it. {labels.why} Diagnose all, with a larger "
+                    "`batches`, or pass `target_scaling=scaling.Standardize(mean=0.0, deviation=...)`."
+                )
+            elif k in suggested:
                 remedy = (
                     "End the module without the activation that limits it, or divide the labels: "
                     f"`trainer.compile(optimizer, **diagnosis.suggestion)` sets `target_scaling={suggested[k]!r}`."
@@ -196,9 +213,17 @@ def raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             )
         elif labels.why:
             advice = f"{advice} {labels.why}"
+        if labels.has_unknown_units:
+            advice = ""
         mean, deviation, number = labels.center, labels.spread, len(labels.columns)
         trouble = "A head starts near 0 and needs very many updates to get there, whatever its weight and the balancer."
-        if predicts_in_units(diagnosis, k) and not _reads_large_numbers(diagnosis, k):
+        if labels.has_unknown_units:
+            trouble = (
+                "Its loss is not one of Keras's, and does not show what the module predicts. If these are numbers in the "
+                "labels' units, end it in a `keras.layers.Rescaling`, since a head starts near 0. If they are logarithms, "
+                "risks, parameters or embeddings, leave it."
+            )
+        elif predicts_in_units(diagnosis, k) and not _reads_large_numbers(diagnosis, k):
             trouble = "Beside heads whose losses are small, its own can outweigh them."
         elif deviation < 1 and abs(mean) <= 5:
             trouble = "Once the head predicts their mean, its loss and its gradient are tiny."
@@ -207,7 +232,7 @@ def raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         if labels.is_robust:
             numbers = f"have median {middle}, and two thirds of them lie within about {plain(deviation)} of it"
         column = f" in column {labels.column}, the largest of {number}," if number > 1 else ""
-        sentence = f"The labels of {head!r}{column} {numbers}. {trouble} {advice}"
+        sentence = f"The labels of {head!r}{column} {numbers}. {trouble} {advice}".rstrip()
         yield Finding(sentence, "units", [head])
 
 
@@ -222,6 +247,8 @@ def _why_left(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> str:
         )
     if labels.placeholder is not None:
         return "not all of them seem to be labels"
+    if labels.scaling is None and labels.unreachable:
+        return "the module must be able to predict them first"
     if labels.scaling is None and not labels.is_robust:
         return "no `target_scaling` fits its loss, its labels and its module; end the module in a `keras.layers.Rescaling`"
     if _reads_large_numbers(diagnosis, k) and predicts_in_units(diagnosis, k):

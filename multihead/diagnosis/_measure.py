@@ -156,16 +156,16 @@ def _measurements(
     low, high = np.fmin.reduce(raw["ranges"], axis=0), np.fmax.reduce(raw["ranges"], axis=0)
     predicted = np.stack([low[:, 0], high[:, 1], low[:, 2], high[:, 3]], axis=1)
     zeros = np.nan_to_num(raw["ranges"][:, :, 4]).mean(axis=0)
+    losses = raw["losses"].sum(axis=0) / np.where(counts.sum(axis=0) == 0, np.nan, counts.sum(axis=0))
     constants, summaries = [], []
     for k, (head, output, head_labels) in enumerate(zip(spec.network.heads, spec.network.specs, labels)):
         rows = label_rows(head, output, head_labels)
-        constants.append(constant_loss(head, output, rows, predicted[k]))
-        summary = judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name))
+        summary = judge(head, output, rows, predicted[k], zeros[k], operations.get(head.name), are_all=are_all)
+        constants.append(constant_loss(head, output, rows, predicted[k], losses[k], summary.has_unknown_units))
         summary = summary._replace(only=only_value(rows))
         summaries.append(summary._replace(rarer=rarer_class(head, rows)) if are_all else summary)
     constant_losses = np.array(constants)
     with np.errstate(all="ignore"):
-        losses = raw["losses"].sum(axis=0) / counts.sum(axis=0)
         weights = np.where(trained, raw["weights"], 0).sum(axis=0) / trained.sum(axis=0)
         removed = np.where((constant_losses > 0) & (losses >= 0), 1 - losses / constant_losses, np.nan)
         ratios = raw["after"] / raw["before"]

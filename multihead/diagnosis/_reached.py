@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,9 +13,10 @@ from multihead import scaling
 from multihead._ground.keras import options_of
 from multihead._ground.reach import EVERYTHING, Reach, reach_of, reach_of_operation
 from multihead._update.labels import Labels
-from multihead.diagnosis._constant import LabelRows, class_numbers, loss_terms, losses_of
+from multihead.diagnosis._constant import LabelRows, class_numbers, derivatives, loss_terms, losses_of
 from multihead.heads._named import NamedHead
 from multihead.heads._scaled import can_be_reached, depends_on, is_own, scaled_in_numpy
+from multihead.losses._elements import ElementLoss
 from multihead.losses._known import DIFFERENCES, ELEMENTS, ROWS, aligned, with_columns
 
 _ROUNDING = 1e-3
@@ -34,10 +36,6 @@ _MIDDLE, _FAR = (1 / 6, 0.5, 5 / 6), 5.0
 """The quantiles of the middle two thirds; a few labels are far off if the deviation is so many times half their width."""
 _PROBES = ((0.0, 0.0), (0.3, 0.0), (3.0, 0.0), (0.0, 0.3), (0.0, 3.0))
 """Predictions that try out a loss of one's own: how far from the labels' mean, and how much they differ between rows."""
-_OUT_OF_REACH = 0.001
-"""The fraction of the labels that a suggested scaling may leave out of reach."""
-
-
 _PLACEHOLDER, _GAP = 0.005, 3.0
 """What fraction of the labels may stand for missing ones, and how many times the width of all others the gap to them is."""
 _NO_COLUMNS = np.zeros([0, 2])
@@ -60,6 +58,9 @@ class HeadLabels(NamedTuple):
     # The target scaling that fits the labels, the loss and the module; None if none does
     scaling: str | scaling.Standardize | None = None
     why: str = ""  # why this scaling, or why none; a sentence for the findings
+    # Whether they are numbers beyond 0 and 1, and nothing shows that the loss compares them with predictions in their units,
+    # rather than with their logarithm, with a risk or with parameters
+    has_unknown_units: bool = False
     rarer: tuple[int, int] | None = None  # of two classes, how many labels the rarer one has, and how many there are
     only: float | None = None  # the value of all labels, if they are equal
     zeros: int = 0  # how many labels are 0
@@ -82,9 +83,20 @@ class HeadLabels(NamedTuple):
 
 
 def judge(
-    head: NamedHead, spec: tf.TensorSpec, rows: LabelRows | None, predicted: np.ndarray, zeros: float, operation: str | None
+    head: NamedHead,
+    spec: tf.TensorSpec,
+    rows: LabelRows | None,
+    predicted: np.ndarray,
+    zeros: float,
+    operation: str | None,
+    *,
+    are_all: bool,
 ) -> HeadLabels:
-    """`zeros` is the fraction of the predictions that are exactly 0, `operation` the type of the last one in their graph."""
+    """What the labels of a head require.
+
+    `zeros` is the fraction of the predictions that are exactly 0, and `operation` the type of the last operation in their
+    graph. `are_all`: whether there are no other labels.
+    """
     reach = reach_of(head.module) or reach_of_operation(operation)
     measured = reach or _measured(predicted, zeros, with_columns(spec.shape)[-1])
     if rows is None or rows.values is None or rows.weights is None:
@@ -97,13 +109,14 @@ def judge(
     has_columns = targets.rank == shape.rank and targets[-1] == shape[-1]
     depends, known, why = depends_on(head.loss), head.loss.known, ""
     is_number = known is None or (known.over == ELEMENTS and known.low is None and known.high is None)
-    if depends == DIFFERENCES and is_own(head.loss):
-        if not _is_of_differences(head, spec, rows):
-            depends = None
-            is_number = is_number and (has_columns or not rows.batches[0].targets.dtype.is_integer)  # otherwise classes
-        elif not _is_the_same_scaled(head, spec, rows):
-            depends, why = None, _OWN_SCALE
-    summary = HeadLabels(reach=reach, ends=(float(np.nanmin(labels)), float(np.nanmax(labels))), why=why)
+    if depends == DIFFERENCES and is_own(head.loss) and not _is_of_differences(head, spec, rows):
+        depends = None
+        is_number = is_number and (has_columns or not rows.batches[0].targets.dtype.is_integer)  # otherwise classes
+    ends = (float(np.nanmin(labels)), float(np.nanmax(labels)))
+    has_unknown_units = is_number and known is None and depends is None and not 0 <= ends[0] <= ends[1] <= 1
+    if depends == DIFFERENCES and is_own(head.loss) and not _is_the_same_scaled(head, spec, rows):
+        depends, why = None, _OWN_SCALE
+    summary = HeadLabels(reach=reach, ends=ends, why=why, has_unknown_units=has_unknown_units)
     if is_number:
         centers, spreads = np.nanmean(labels, axis=0), np.nanstd(labels, axis=0)
         deviation = float(np.nanmean(spreads))
@@ -116,10 +129,12 @@ def judge(
         if is_linear and 0 < _FAR * width < deviation:
             summary = summary._replace(columns=np.stack([median, (above - below) / 2], axis=1), is_robust=True)
     compares_values = known is not None and not (known.over == ROWS and known.low is None) or depends == DIFFERENCES
-    if has_columns and compares_values and measured is not None:
+    needed = _of_values(head, measured)
+    if has_columns and compares_values and needed is not None:
         low = 0.0 if known is not None and known.low == -1 else None  # hinges take 0 for -1
-        unreachable, number = _count(np.where(labels == low, -1.0, labels), measured)
-        summary = summary._replace(unreachable=unreachable, number=number, reach=measured if unreachable else reach)
+        unreachable, number = _count(np.where(labels == low, -1.0, labels), needed)
+        reach = (needed if needed.sums_to_one else measured) if unreachable else reach
+        summary = summary._replace(unreachable=unreachable, number=number, reach=reach)
     # One label for several predictions, as of quantiles: a loss of one's own may compare it with each.
     fits = has_columns or (labels.shape[1] == 1 and is_own(head.loss))
     if is_number and fits and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
@@ -130,11 +145,31 @@ def judge(
             why = f"{_FEW_FAR_OFF} Otherwise, compare `target_scaling={robust!r}` with none. {_of_delta(head, robust)}"
             return summary._replace(why=why.strip())
         at_least = Reach(0) if predicted[0] >= 0 else None  # the safe assumption
-        bounds, together = reach or measured or at_least or EVERYTHING, labels.shape[1] > 1 and is_own(head.loss)
-        together = together and not _is_sum_over_columns(head, spec, rows)
-        target_scaling, why = _fitting(labels, bounds, depends == DIFFERENCES, together=together)
+        bounds, together = measured or at_least or EVERYTHING, labels.shape[1] > 1
+        together = together and is_own(head.loss) and not _is_sum_over_columns(head, spec, rows)
+        may_move = depends == DIFFERENCES
+        target_scaling, why = _fitting(labels, bounds, may_move, together=together, are_all=are_all)
         summary = summary._replace(scaling=target_scaling, why=f"{why} {_of_delta(head, target_scaling)}".strip())
     return summary
+
+
+def _of_values(head: NamedHead, reach: Reach | None) -> Reach | None:
+    """What the labels have to lie in: what the module can predict, as the loss compares it with them; None if unknown."""
+    known = head.loss.known
+    if known is not None and known.over == ROWS and known.low == 0 and (known.columns > 1 or known.largest is not None):
+        return Reach(0, 1, sums_to_one=True)  # parts of one, whatever the module ends in
+    if reach is None or not takes_logits(head.loss):
+        return reach
+    # Of the result of a sigmoid, Keras's cross-entropy, but not its focal loss, finds the logits.
+    if reach == Reach(0, 1) and not isinstance(head.loss.original, keras.losses.BinaryFocalCrossentropy):
+        return EVERYTHING
+    return Reach(0.0 if reach.low < 0 else 0.5, 1.0 if reach.high > 0 else 0.5)  # of classes, not how sure they can be
+
+
+def takes_logits(loss: ElementLoss) -> bool:
+    """Whether a loss of Keras for two classes takes logits, whose sign is the class."""
+    known = loss.known
+    return known is not None and (known.over, known.low, known.high, known.largest) == (ELEMENTS, 0, 1, None)
 
 
 def rarer_class(head: NamedHead, rows: LabelRows | None) -> tuple[int, int] | None:
@@ -165,12 +200,22 @@ def _measured(predicted: np.ndarray, zeros: float, columns: int | None) -> Reach
 
 
 def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
-    """Whether the loss stays the same if labels and predictions are moved together, as a loss of differences does."""
+    """Whether the loss stays the same if labels and predictions are moved together, and not if only one of them is.
+
+    Ids, too, stay the same ids. Derivatives tell them apart: they are 0 for no column, and add up to 0. Their sum is
+    compared with the column of the least effect, which may be a flag beside coordinates.
+    """
     spread, center = float(np.nanstd(rows.present)), np.nan_to_num(np.nanmean(rows.present, axis=0))
     step = max(1.0, round(spread)) if rows.batches[0].targets.dtype.is_integer else max(spread, _ROUNDING)
     moved = [batch._replace(targets=batch.targets + tf.cast(step, batch.targets.dtype)) for batch in rows.batches]
     one, other = _probed(head, spec, rows.batches, center, step), _probed(head, spec, moved, center + step, step)
-    return bool(np.isfinite(one).all()) and np.allclose(one, other, rtol=1e-2, atol=1e-6)
+    if not np.isfinite(one).all() or not np.allclose(one, other, rtol=1e-2, atol=1e-6):
+        return False
+    found = [derivatives(head, spec, rows.batches, center + move * step, noise * step) for move, noise in _PROBES]
+    present = [each for each in found if each is not None]
+    sums = [abs(by_labels.sum() + by_predictions.sum()) for by_labels, by_predictions in present]
+    least = [np.max([np.abs(each).sum(axis=0) for each in of_one], axis=0).min() for of_one in zip(*present)]
+    return len(present) == len(found) and bool(least[0] > 0 and max(sums) <= 0.01 * least[1])  # False for NaN
 
 
 def _probed(head: NamedHead, spec: tf.TensorSpec, batches: Sequence[Labels], center: np.ndarray, unit: float) -> np.ndarray:
@@ -248,15 +293,13 @@ def _placeholder(labels: np.ndarray) -> tuple[float, int] | None:
 
 
 def only_value(rows: LabelRows | None) -> float | None:
-    """The value of all labels of a single column, or the class of all, if they are equal; otherwise None."""
+    """The value of all labels, or the class of all, if they are equal; otherwise None."""
     if rows is None:
         return None
     if rows.counts is not None:
         present = np.flatnonzero(rows.counts > 1e-6)
-    elif rows.present.shape[1] == 1:
-        present = np.unique(rows.present[~np.isnan(rows.present)])
     else:
-        return None
+        present = np.unique(rows.present[~np.isnan(rows.present)])
     return float(present[0]) if len(present) == 1 else None
 
 
@@ -271,7 +314,7 @@ def _count(labels: np.ndarray, reach: Reach) -> tuple[int, int]:
 
 
 def _fitting(
-    labels: np.ndarray, reach: Reach, may_move: bool, *, together: bool = False
+    labels: np.ndarray, reach: Reach, may_move: bool, *, together: bool, are_all: bool
 ) -> tuple[str | scaling.Standardize | None, str]:
     """The first scaling that fits labels, `[rows, columns]`, and why.
 
@@ -287,18 +330,23 @@ def _fitting(
     elif may_move:
         candidates.append(("standardize", why if logarithm is None else ""))
     size = _size(labels.reshape(-1, 1) if together else labels, reach)
+    has_ends = any(np.isfinite(end) and end != 0 for end in reach[:2])  # which labels that were not measured may exceed
     if size is not None:
         text = "It only divides, since " + (
             f"the module predicts {reach}." if may_move else "its loss measures in relation to the label."
         )
+        if has_ends:
+            text += f" The number is that of the largest of the {np.isfinite(labels).sum():,} labels measured."
         if logarithm is not None:
             text += " For 'log', which suits labels over powers of ten, let the module end without this activation."
         candidates.append((size, text))
     for identifier, text in candidates:
         scaler = scaling.get(identifier)
         if scaler is not None and can_be_reached(scaler, reach):
-            unreachable, number = _count(scaled_in_numpy(labels, scaler), reach)
-            if unreachable <= _OUT_OF_REACH * number:
+            unreachable, _ = _count(scaled_in_numpy(labels, scaler), reach)
+            if not unreachable:  # `fit` refuses them
+                if has_ends and not are_all:
+                    return None, f"After {identifier!r}, those measured are in reach, but not all data were measured."
                 return identifier, text
     return None, ""
 

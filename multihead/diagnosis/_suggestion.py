@@ -37,7 +37,7 @@ def suggest(diagnosis: Diagnosis, spec: UpdateSpec) -> Config:
 
 def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
     """The heads with a column far from mean 0 and deviation 1, and without a last layer that brings predictions there."""
-    raw = [k for k, labels in enumerate(diagnosis.labels) if _is_raw(labels.columns)]
+    raw = [k for k, labels in enumerate(diagnosis.labels) if labels.only is None and _is_raw(labels.columns)]
     return [
         k for k in raw if not ends_in_scaling(spec.network.heads[k].module) or rescales_to_other_units(diagnosis, spec, k)
     ]
@@ -45,7 +45,8 @@ def in_raw_units(diagnosis: Diagnosis, spec: UpdateSpec) -> list[int]:
 
 def rescales_to_other_units(diagnosis: Diagnosis, spec: UpdateSpec, k: int) -> bool:
     """Whether a module ends in a layer that rescales, and yet begins far from the labels, as with the inverse factor."""
-    is_new = diagnosis.progress[k] == "untrained" and bool(np.abs(diagnosis.predicted[k, :2]).max() > 0)
+    is_known = diagnosis.progress[k] == "untrained" and not diagnosis.labels[k].has_unknown_units
+    is_new = is_known and bool(np.abs(diagnosis.predicted[k, :2]).max() > 0)
     return ends_in_scaling(spec.network.heads[k].module) and is_new and not predicts_in_units(diagnosis, k)
 
 
