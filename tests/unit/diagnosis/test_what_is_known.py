@@ -84,7 +84,7 @@ def ids(seed):
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
-@pytest.mark.parametrize("seed", quick(8, range(40)))
+@pytest.mark.parametrize("seed", quick(4, range(40)))
 def test_ids_are_no_numbers(seed, dtype):
     loss, labels, columns = ids(seed)
     report = diagnosed(L.Dense(columns), loss, labels.astype(dtype), couples_rows=True)
@@ -119,7 +119,7 @@ def of_numbers(seed):
     return (loss, labels), (mixed, flagged), (by_size, labels)
 
 
-@pytest.mark.parametrize("seed", quick(6, range(24)))
+@pytest.mark.parametrize("seed", quick(4, range(24)))
 def test_numbers_are_scaled_if_the_loss_compares_each_of_them_with_its_prediction(seed):
     proven, *others = of_numbers(seed)
     loss, labels = proven
@@ -165,7 +165,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("seed", quick(2, range(8)))
+@pytest.mark.parametrize("seed", quick(1, range(8)))
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_loss_of_ones_own_that_may_not_be_in_the_labels_units_is_left_to_the_user(name, seed):
     loss, columns = UNKNOWN[name]
@@ -275,23 +275,23 @@ OF_ROWS = {
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`, but:UserWarning")
 @pytest.mark.parametrize("end", ["softmax", "sigmoid", None])
 @pytest.mark.parametrize("name", OF_ROWS)
-def test_the_advice_for_rows_of_labels_ends_if_it_is_taken(name, end):
-    for seed in range(2):
-        rng = np.random.default_rng(seed)
-        columns = int(rng.integers(3, 6))
-        several = (rng.random((ROWS, columns)) < 0.5).astype("float32")
-        soft = rng.uniform(0.1, 2, (ROWS, columns)).astype("float32")
-        for labels in (several, soft):
-            report = diagnosed(L.Dense(columns, end), OF_ROWS[name], labels)
-            text = text_of(report, "out of reach")
-            assert "end the module with a sigmoid and take the loss `binary_crossentropy`" in text
-            assert "divide each row by its sum" in text and "softmax." not in text_of(report, "no probabilities")
-        taken = diagnosed(L.Dense(columns, "sigmoid"), "binary_crossentropy", several)
-        divided = diagnosed(
-            L.Dense(columns, None if name == "logits" else "softmax"), OF_ROWS[name], soft / soft.sum(axis=1, keepdims=True)
-        )
-        for report in (taken, divided):
-            assert not kinds(report) & {"out of reach", "no probabilities"}
+@pytest.mark.parametrize("seed", quick(1, range(3)))
+def test_the_advice_for_rows_of_labels_ends_if_it_is_taken(name, end, seed):
+    rng = np.random.default_rng(seed)
+    columns = int(rng.integers(3, 6))
+    several = (rng.random((ROWS, columns)) < 0.5).astype("float32")
+    soft = rng.uniform(0.1, 2, (ROWS, columns)).astype("float32")
+    for labels in (several, soft):
+        report = diagnosed(L.Dense(columns, end), OF_ROWS[name], labels)
+        text = text_of(report, "out of reach")
+        assert "end the module with a sigmoid and take the loss `binary_crossentropy`" in text
+        assert "divide each row by its sum" in text and "softmax." not in text_of(report, "no probabilities")
+    taken = diagnosed(L.Dense(columns, "sigmoid"), "binary_crossentropy", several)
+    divided = diagnosed(
+        L.Dense(columns, None if name == "logits" else "softmax"), OF_ROWS[name], soft / soft.sum(axis=1, keepdims=True)
+    )
+    for report in (taken, divided):
+        assert not kinds(report) & {"out of reach", "no probabilities"}
 
 
 @pytest.mark.parametrize("seed", quick(4, range(12)))
