@@ -158,6 +158,11 @@ class Method(keras.layers.Layer):
             applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
 
+    @property
+    def observes(self) -> bool:
+        """Whether the method has an `observe` of its own."""
+        return type(self).observe is not Method.observe
+
     def copy(self: Kind) -> Kind:
         """An unbuilt copy with the same configuration and head names."""
         fresh: Kind = type(self).from_config(self.get_config())

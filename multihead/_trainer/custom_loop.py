@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from multihead._ground.keras import metric_variables, tensor_variable
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Gradient, Nested, Variable
+from multihead._ground.validation import quoted
 from multihead._trainer.building import check_switches, runs_eagerly, unpacked
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.state import TrainerState
@@ -90,6 +92,14 @@ def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable
     if update is not None:  # the gradients may have been changed since
         broken = update.broken._replace(heads=update.broken.heads | broken.heads, variables=broken.variables)
         return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
+    observers = [method.name for method in spec.methods.all if method.observes]
+    if observers:
+        warnings.warn(
+            f"`grads_and_vars` do not come from `compute_gradients`, so that {quoted(observers)} learns nothing from this "
+            "update. Pass its list, or a new list that keeps at least one of its pairs as it is.",
+            UserWarning,
+            stacklevel=4,
+        )
     # Gradients of unknown origin train a group of variables if one of those in the group is not zero.
     groups = []
     for group in spec.groups:

@@ -40,7 +40,7 @@ from multihead._trainer.changes import HeadWeights
 from multihead._trainer.options import CompileOptions, initialized
 from multihead._trainer.state import TrainerState
 from multihead._trainer.step_functions import StepFunction, TrainFunction
-from multihead._update.apply import apply_update, clip, observe
+from multihead._update.apply import apply_update, clip
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import call_encoder
@@ -159,7 +159,6 @@ class KerasTrainer(KerasHooks):
         spec, logs = built.spec.under(plan, self.stage if plan.period is None else plan.period), built.logs
         update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))
         applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
-        observe(spec, update, applied)
         logs.update(update, applied)
         return over_replicas(logs.training_logs)
 

@@ -38,7 +38,8 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     """Applies a clipped update, or skips it if a loss or gradient is not finite, or there is none; whether it was applied.
 
     The groups of variables that do not take part are restored with their slots, because momentum, Adam and weight decay
-    change them even if the gradient is zero. `batch` is the position in the epoch of the update's first batch.
+    change them even if the gradient is zero. `batch` is the position in the epoch of the update's first batch. Methods
+    then observe the update, if it was computed from batches.
     """
     network, gradients, groups = spec.network, update.clipped.all, update.participation.groups
     places = [i for i, gradient in enumerate(gradients) if gradient is not None and i not in network.frozen]
@@ -109,6 +110,8 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     flags = [group.trained for group in in_doubt], [flag for flag, _ in moves]
     args = (present, flags, seen, update.data, saved)
     tf.distribute.get_replica_context().merge_call(apply_or_skip, args=args)
+    if isinstance(update, Update):
+        _observe(spec, update, applies)
     return applies
 
 
@@ -187,7 +190,7 @@ def _apply_scaled(
             assign(strategy, slot, where(tf.equal(steps[i], 0), old, slot.read_value()))
 
 
-def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
+def _observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     """Calls `observe` of the weighting, the balancer and the schedule."""
     methods, weights, after = spec.methods, update.losses.loss_weights, None
     sees_losses = methods.weighting is not None or "losses" in methods.uses

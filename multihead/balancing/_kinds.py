@@ -164,6 +164,10 @@ class Every(Balancer):
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         self.balancer.observe(update, applied)
 
+    @property
+    def observes(self) -> bool:
+        return self.balancer.observes
+
     def get_config(self) -> Config:
         return {"balancer": keras.saving.serialize_keras_object(self.balancer), "steps": self.steps}
 

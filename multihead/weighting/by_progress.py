@@ -29,7 +29,8 @@ class DWA(Weighting):
 
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.
-        updates_per_epoch: The number of updates in an epoch of the formula. None uses the epochs of `fit`.
+        updates_per_epoch: The number of updates in an epoch of the formula. None uses the epochs of `fit`; a custom training
+            loop, which has none, needs a number.
 
     Example:
         >>> DWA()([4.0, 0.5]).numpy().tolist()
