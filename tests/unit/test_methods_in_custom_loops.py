@@ -73,7 +73,7 @@ def trained(name, way):
     return trainer
 
 
-@pytest.mark.first_cases(8)
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("way", ("own step", "graph", "eager"))
 @pytest.mark.parametrize("name", METHODS)
 def test_a_custom_loop_trains_as_fit_does(name, way):

@@ -84,7 +84,7 @@ def ids(seed):
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
-@pytest.mark.parametrize("seed", quick(4, range(40)))
+@pytest.mark.parametrize("seed", quick(2, range(40)))
 def test_ids_are_no_numbers(seed, dtype):
     loss, labels, columns = ids(seed)
     report = diagnosed(L.Dense(columns), loss, labels.astype(dtype), couples_rows=True)
@@ -119,7 +119,7 @@ def of_numbers(seed):
     return (loss, labels), (mixed, flagged), (by_size, labels)
 
 
-@pytest.mark.parametrize("seed", quick(4, range(24)))
+@pytest.mark.parametrize("seed", quick(2, range(24)))
 def test_numbers_are_scaled_if_the_loss_compares_each_of_them_with_its_prediction(seed):
     proven, *others = of_numbers(seed)
     loss, labels = proven
@@ -184,7 +184,7 @@ def test_a_loss_of_ones_own_that_may_not_be_in_the_labels_units_is_left_to_the_u
     assert "units" not in kinds(diagnosed(scaled, loss, labels, couples_rows=couples))
 
 
-@pytest.mark.parametrize("seed", quick(3, range(8)))
+@pytest.mark.parametrize("seed", quick(1, range(8)))
 def test_a_loss_far_below_all_constants_that_were_tried_means_nothing(seed):
     rng = np.random.default_rng(seed)
     power = rng.uniform(2, 4)
@@ -202,7 +202,7 @@ def test_a_loss_far_below_all_constants_that_were_tried_means_nothing(seed):
 # ---------------------------------------------------------------------------------------------------------- reach
 
 
-@pytest.mark.parametrize("seed", quick(3, range(10)))
+@pytest.mark.parametrize("seed", quick(2, range(10)))
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_no_division_is_suggested_that_other_data_may_exceed(name, seed):
     rng = np.random.default_rng(seed)
@@ -294,7 +294,7 @@ def test_the_advice_for_rows_of_labels_ends_if_it_is_taken(name, end, seed):
         assert not kinds(report) & {"out of reach", "no probabilities"}
 
 
-@pytest.mark.parametrize("seed", quick(4, range(12)))
+@pytest.mark.parametrize("seed", quick(2, range(12)))
 def test_of_labels_that_are_all_equal_nothing_else_is_said(seed):
     rng = np.random.default_rng(seed)
     columns, value = int(rng.integers(1, 4)), float(rng.normal() * 10 ** rng.uniform(1, 5))
