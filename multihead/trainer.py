@@ -629,8 +629,10 @@ class MultiHeadTrainer(KerasTrainer):
 
         Args:
             grads_and_vars: Pairs of gradient and variable: the list that `compute_gradients` returned, or your own. A
-                variable with None, or without a pair, does not change, and neither do its optimizer slots. In a list of
-                your own, a head whose gradients are all None or zero is idle: its variables and slots do not change.
+                variable with None, or without a pair, does not change, and neither do its optimizer slots. A list that
+                keeps one of the pairs of `compute_gradients` as it is belongs to the same update, which methods such as
+                `GradNorm` observe. In any other list, a head whose gradients are all None or zero is idle: its variables
+                and slots do not change.
 
         Returns:
             Whether the update was applied: False if a gradient is not finite, if no head is active, or if a list of your own
