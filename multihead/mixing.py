@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._data.reading import check_batched
 from multihead._ground.calls import no_autograph
 from multihead._ground.types import Nested, Tensor
-from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
+from multihead._ground.validation import check_dense, check_head_names, check_positive, check_whole, quoted
 
 __all__ = ["mix_datasets"]
 
@@ -38,7 +38,7 @@ def mix_datasets(
 
     Args:
         datasets: Datasets by head name, with batches `(inputs, target)` or `(inputs, target, sample_weight)`, or with both
-            in dicts by head name, as `fit` takes them. The inputs of all datasets must have the same structure and dtypes.
+            in dicts under this head's name alone. The inputs of all datasets must have the same structure and dtypes.
         weights: Sampling proportions by head name, above 0; every dataset must be named.
         temperature: Above 0. At most one of `weights` and `temperature` may be given; without both, the temperature is 1.
         seed: Seed of the random choices, a whole number.
@@ -48,8 +48,8 @@ def mix_datasets(
         if those of all datasets are.
 
     Raises:
-        ValueError: An argument is out of range, or the inputs differ in structure.
-        TypeError: One of the datasets is something else, such as a generator.
+        ValueError: An argument is out of range, the inputs differ in structure, or a batch has labels of other heads.
+        TypeError: One of the datasets is something else, such as a generator, or a target is ragged or sparse.
 
     Example:
         >>> prices = tf.data.Dataset.from_tensor_slices(([[1.0], [2.0]], [[10.0], [20.0]])).batch(1)
@@ -133,12 +133,17 @@ def _checked_datasets(datasets: Mapping[str, tf.data.Dataset]) -> dict[str, tf.d
                 f"`datasets[{name!r}]` must yield batches (inputs, target) or (inputs, target, sample_weight). "
                 f"Received: elements of {spec!r}. Map the dataset to this structure."
             )
-        for part in spec[1:]:
-            if tf.nest.is_nested(part) and not (isinstance(part, Mapping) and name in part):
+        for kind, part in zip(("target", "sample weight"), spec[1:]):
+            if tf.nest.is_nested(part) and not (isinstance(part, Mapping) and set(part) == {name}):
                 raise ValueError(
-                    f"`datasets[{name!r}]` must yield the target of its head, and its sample weight, as a tensor, or in a "
-                    f"dict under {name!r}. Received: {part!r}. Map the dataset to this structure."
+                    f"`datasets[{name!r}]` must yield the target of its head alone, and its sample weight, as a tensor, or "
+                    f"in a dict under {name!r}. Received: {part!r}. Map the dataset to this structure. For batches with "
+                    "labels of several heads, map all datasets to targets of all heads, with missing labels where there are "
+                    "none, and mix them with `tf.data.Dataset.sample_from_datasets`."
                 )
+            own = part[name] if tf.nest.is_nested(part) else part
+            if not isinstance(own, tf.TensorSpec) or own.shape.rank is None:  # strings may become numbers after mixing
+                check_dense(f"The {kind} in `datasets[{name!r}]`", own)
         check_batched(spec, f"`datasets[{name!r}]` with", "`datasets`")
         taken[name] = dataset.map(functools.partial(_taken_out, name)) if any(map(tf.nest.is_nested, spec[1:])) else dataset
         described[name] = tf.nest.map_structure(lambda leaf: (leaf.dtype.name, leaf.shape.rank), spec[0])

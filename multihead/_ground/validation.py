@@ -147,7 +147,7 @@ def check_dense(argument: str, value: object) -> None:
     """Raises unless targets or weights, or their spec, are a dense tensor of numbers of a known rank."""
     if not isinstance(value, (tf.Tensor, tf.TensorSpec, tf.Variable)):
         kind = type(value).__name__.removesuffix("Spec")
-        remedy = "Pad it, say with `.to_tensor(-1)`, and pass `ignore_label=-1`."
+        remedy = "Pad targets, say with `.to_tensor(-1)`, and pass `ignore_label=-1`; pad sample weights with 0."
         if "Sparse" in kind:
             remedy = "Pass `tf.sparse.to_dense(...)` of it."
         raise TypeError(f"{argument} must be a dense tensor. Received: a {kind}. {remedy}")

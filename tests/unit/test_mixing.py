@@ -157,9 +157,52 @@ def test_targets_in_dicts_as_fit_takes_them():
         (lambda data: data.unbatch(), r"`datasets` must yield batches.*`datasets\['price'\]` with.*call `.batch\(32\)`"),
         (lambda data: data.map(lambda x, y: (x, {"other": y})), r"`datasets\['price'\]` must yield the target of its head"),
         (lambda data: data.map(lambda x, y: (x, (y, y))), r"`datasets\['price'\]` must yield the target of its head"),
+        (lambda data: data.map(lambda x, y: (x, {"price": y, "tag": y})), r"target of its head alone.*sample_from_datasets"),
+        (
+            lambda data: data.map(lambda x, y: (x, {"price": y, "other": y})),
+            r"target of its head alone.*with labels of several",
+        ),
+        (
+            lambda data: data.map(lambda x, y: (x, y, {"price": y, "tag": y})),
+            r"its sample weight, as a tensor, or in a dict",
+        ),
+        (
+            lambda data: data.map(lambda x, y: (x, tf.RaggedTensor.from_tensor(y[:, None]))),
+            r"target in .* dense .*RaggedTensor.*Pad targets",
+        ),
+        (lambda data: data.map(lambda x, y: (x, {"price": tf.sparse.from_dense(y)})), r"target in .*`tf.sparse.to_dense"),
+        (
+            lambda data: data.map(lambda x, y: (x, y, tf.RaggedTensor.from_tensor(y[:, None]))),
+            r"The sample weight in .* must be a dense tensor.*weights with 0",
+        ),
     ],
 )
 def test_what_is_no_batch_with_one_target_is_refused(change, message):
     data = own_data()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         mix_datasets({**data, "price": change(data["price"])})
+
+
+def test_labels_of_several_heads_mix_as_the_error_says():
+    """Missing labels for heads without targets, and TensorFlow's own sampling."""
+    inputs, targets = tiny.data(8, missing=False)
+    whole = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(4)
+    missing = {name: 0.0 if name == "size" else 1.0 for name in targets}
+    parts = [
+        whole.map(lambda x, y: (x, y, {name: tf.ones(4) * missing[name] for name in y})),
+        whole.map(lambda x, y: (x, y, {name: tf.ones(4) * (1 - missing[name]) for name in y})),
+    ]
+    mixed = tf.data.Dataset.sample_from_datasets(parts, seed=1).apply(tf.data.experimental.assert_cardinality(4))
+    trainer = tiny.trainer(keras.optimizers.Adam(0.01))
+    history = trainer.fit(mixed, verbose=0, shuffle=False).history
+    assert {name: int(history[f"{name}_updates"][0]) for name in targets} == dict.fromkeys(targets, 2)
+
+
+def test_strings_can_become_numbers_after_mixing():
+    data = {
+        name: tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.constant(values)))
+        for name, values in {"word": ["a", "b"], "size": [1.0, 2.0]}.items()
+    }
+    for _, targets, weights in mix_datasets(data):
+        is_word = bool(weights["word"].numpy().any())
+        assert targets["word"].numpy().tolist() == ([b"a", b"b"] if is_word else [b"", b""])
