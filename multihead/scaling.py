@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from multihead._ground.calls import call_module, keras_mask, with_keras_mask
 from multihead._ground.keras import add_state
+from multihead._ground.layers import computes_as
 from multihead._ground.tensors import where
 from multihead._ground.types import Config, Layer, Variable
 from multihead._ground.validation import as_python, check_choice, is_number
@@ -196,25 +197,49 @@ def get(scaling: object) -> Standardize | None:
         return scaling
     if isinstance(scaling, str):
         return _NAMES[check_choice("target_scaling", scaling, list(_NAMES))]()
-    if isinstance(scaling, keras.layers.Normalization) and not scaling.invert:
-        mean, variance = scaling.input_mean, scaling.input_variance
-        if mean is None and scaling.built:
-            mean, variance = (np.asarray(tf.identity(variable)) for variable in (scaling.adapt_mean, scaling.adapt_variance))
-            if not mean.any() and (variance == 1).all():  # their values before `adapt`
-                mean = None
-        if mean is None:
-            return Standardize(by_column=scaling.axis != ())
-        return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
-    if isinstance(scaling, keras.layers.Rescaling) and np.all(np.asarray(scaling.scale) > 0):
+    if isinstance(scaling, keras.layers.Layer) and callable(getattr(scaling, "inverse", None)):
+        if isinstance(scaling, keras.layers.Normalization) and _numbers_of(scaling)[0] is None:
+            raise ValueError(
+                "`target_scaling` must be adapted if it is a `Normalization` with its own method `inverse`. "
+                f"Received: target_scaling={scaling!r}. Call its `adapt` with the targets, or pass it a mean and a variance."
+            )
+        return ByLayer(scaling)
+    if computes_as(scaling, keras.layers.Normalization) and not scaling.invert:
+        return _of_normalization(scaling)
+    if computes_as(scaling, keras.layers.Rescaling) and np.all(np.asarray(scaling.scale) > 0):
         scale = np.asarray(scaling.scale, "float64")
         return Linear(-np.asarray(scaling.offset, "float64") / scale, 1 / scale)
-    if isinstance(scaling, keras.layers.Layer) and callable(getattr(scaling, "inverse", None)):
-        return ByLayer(scaling)
     raise TypeError(
         "`target_scaling` must be 'standardize', 'log', one of multihead.scaling, or a Keras layer that can be inverted: a "
         "`Normalization` without `invert`, a `Rescaling` whose scale is above 0, or a layer with a method `inverse`. "
         f"Received: target_scaling={scaling!r}. Pass, say, 'standardize'."
     )
+
+
+def _of_normalization(layer: Layer) -> Standardize:
+    """The scaling that computes what a `Normalization` does."""
+    mean, variance = _numbers_of(layer)
+    last = (-1, len(layer._broadcast_shape) - 1) if layer.built else (-1,)
+    is_one = mean is not None and np.size(mean) == np.size(variance) == 1  # the same number on each axis
+    if not is_one and layer.axis != () and (len(layer.axis) != 1 or layer.axis[0] not in last):
+        raise ValueError(
+            "`target_scaling` must be a `Normalization` over the last axis of the targets, with axis=-1, or over all, with "
+            f"axis=None. Received: target_scaling={layer!r} with axis={layer.axis}. If this axis is the last one, pass "
+            "axis=-1; otherwise put it last in targets and predictions, or pass your own layer with a method `inverse`."
+        )
+    if mean is None:
+        return Standardize(by_column=layer.axis != ())
+    return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
+
+
+def _numbers_of(layer: Layer) -> tuple[Numbers, Numbers]:
+    """The mean and the variance of a `Normalization`; None for both if it is not adapted."""
+    mean, variance = layer.input_mean, layer.input_variance
+    if mean is None and layer.built:
+        mean, variance = (np.asarray(tf.identity(variable)) for variable in (layer.adapt_mean, layer.adapt_variance))
+        if not mean.any() and (variance == 1).all():  # their values before `adapt`
+            return None, None
+    return mean, variance
 
 
 class TargetScaling(keras.layers.Layer):

@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import keras
 import tensorflow as tf
@@ -53,12 +53,19 @@ def blocks(module: Layer) -> list[keras.layers.Layer]:
     return [block for layer, inner_blocks in zip(layers, inner) for block in inner_blocks or [layer]]
 
 
+def computes_as(layer: object, kind: type[keras.layers.Layer]) -> TypeGuard[Layer]:
+    """Whether a layer computes what a class of Keras does: it is of this class, or of a subclass that keeps its methods."""
+    methods = ("__call__", "build", "call", "finalize_state")
+    is_kept = all(getattr(type(layer), method, None) is getattr(kind, method, None) for method in methods)
+    return isinstance(layer, kind) and is_kept and "call" not in vars(layer)
+
+
 def ends_in_scaling(module: Layer) -> bool:
     """Whether the last layer of a module changes the scale of numbers: `Rescaling`, or an inverted `Normalization`."""
     while isinstance(module, keras.Model) and getattr(module, "layers", None):
         module = module.layers[-1]
-    return isinstance(module, keras.layers.Rescaling) or bool(
-        isinstance(module, keras.layers.Normalization) and module.invert
+    return computes_as(module, keras.layers.Rescaling) or bool(
+        computes_as(module, keras.layers.Normalization) and module.invert
     )
 
 
@@ -237,7 +244,7 @@ def state_kept(modules: Sequence[Layer]) -> Iterator[None]:
             variable.assign(value)
 
 
-_OWN_CODE = ("call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+_OWN_CODE = ("__call__", "call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
 def is_functional(model: Layer) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import Head, MultiHeadTrainer, losses, scaling
+from multihead._ground.layers import ends_in_scaling
 from multihead._ground.reach import BY_NAME, EVERYTHING, Reach, reach_of, reach_of_operation
 from multihead.heads._scaled import ADDONS, depends_on
 from multihead.losses._known import DIFFERENCES, RATIOS
@@ -232,3 +233,40 @@ def test_the_table_of_losses_is_what_the_losses_of_addons_compute():
         expected = DIFFERENCES if is_of_differences(loss, Y, P) else None
         assert depends_on(losses.get(loss)) == expected == ADDONS["tensorflow_addons"].get(loss.__name__)
     assert depends_on(losses.get(tensorflow_addons.losses.PinballLoss())) == DIFFERENCES
+
+
+class Rooted(L.Rescaling):
+    def call(self, inputs):
+        return tf.sqrt(inputs)
+
+
+class Fitted(L.Normalization):
+    def call(self, inputs):
+        return tf.tanh(inputs)
+
+
+class Doubled(keras.Model):
+    def __call__(self, *args, **kwargs):
+        return 2 * super().__call__(*args, **kwargs)
+
+
+def last(layer):
+    return keras.Sequential([L.Dense(1), layer])
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, last], ids=["alone", "last"])
+def test_only_what_computes_as_the_class_of_keras_ends_in_scaling(wrap):
+    inverted = {"axis": None, "mean": 1.0, "variance": 4.0, "invert": True}
+    kept = type("Kept", (L.Rescaling,), {})(2.0)
+    replaced = L.Rescaling(2.0)
+    replaced.call = tf.sqrt
+    assert [ends_in_scaling(wrap(layer)) for layer in (L.Rescaling(2.0), kept, L.Normalization(**inverted))] == [True] * 3
+    others = (Rooted(2.0), replaced, Fitted(**inverted), L.Normalization(**{**inverted, "invert": False}))
+    assert [ends_in_scaling(wrap(layer)) for layer in others] == [False] * 4
+
+
+def test_a_graph_of_layers_whose_model_has_its_own_call_tells_nothing():
+    symbol = keras.Input((2,))
+    outputs = L.Dense(1, "sigmoid")(symbol)
+    assert reach_of(keras.Model(symbol, outputs)) == Reach(0, 1)
+    assert reach_of(Doubled(symbol, outputs)) is None
