@@ -219,7 +219,7 @@ def get(scaling: object) -> Standardize | None:
 def _of_normalization(layer: Layer) -> Standardize:
     """The scaling that computes what a `Normalization` does."""
     mean, variance = _numbers_of(layer)
-    last = (-1, len(layer._broadcast_shape) - 1) if layer.built else (-1,)
+    last = (-1, len(layer.mean.shape) - 1) if layer.built else (-1,)
     is_one = mean is not None and np.size(mean) == np.size(variance) == 1  # the same number on each axis
     if not is_one and layer.axis != () and (len(layer.axis) != 1 or layer.axis[0] not in last):
         raise ValueError(
