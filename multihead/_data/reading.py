@@ -98,28 +98,40 @@ def _of_pandas(frame: Any) -> np.ndarray:
     return np.where(missing, np.nan, values).astype("float64") if missing.any() else np.array(values.tolist())
 
 
-def as_targets(argument: str, value: object) -> Nested:
-    """Targets as an array, of which the numbers must differ as they did before they were rounded to Keras's precision."""
+def as_targets(argument: str, value: object, *, is_batch: bool = False) -> Nested:
+    """Targets as an array, of which the numbers must differ as they did before they were rounded to Keras's precision.
+
+    One batch cannot tell whether they do: its targets stay as they are, a tensor of float64, if they may not.
+    """
     array = as_arrays(argument, value)
     if isinstance(array, np.ndarray):
-        _check_digits(argument, value)
+        _, problem = _digits_lost(argument, value)
+        if problem and is_batch:
+            return tf.constant(np.where(np.isnan(array), np.nan, _in_numpy(value)))
+        if problem:
+            raise ValueError(problem)
     return array
 
 
-def _check_digits(argument: str, value: Any, others: np.ndarray | None = None) -> np.ndarray | None:
-    """Checks that the numbers of each column of targets differ in Keras's precision as they do in theirs.
+def _in_numpy(value: Any) -> np.ndarray:
+    return _of_pandas(value) if hasattr(value, "iloc") else np.asarray(value)
+
+
+def _digits_lost(argument: str, value: Any, others: np.ndarray | None = None) -> tuple[np.ndarray | None, str]:
+    """Whether the numbers of a column of targets no longer differ in Keras's precision as they do in theirs.
 
     Args:
         argument: The name of the targets, for the message.
         value: Targets of any form.
-        others: What the call for the targets before these returned: a batch may hold only labels that are close.
+        others: What the call for the targets before these returned first: a batch may hold only labels that are close.
 
     Returns:
-        The lowest and the highest number of each column so far; None for targets that are not rounded.
+        The lowest and the highest number of each column so far, None for targets that are not rounded; and the message of an
+        error, empty if the numbers differ as before.
     """
-    given, precision = _of_pandas(value) if hasattr(value, "iloc") else np.asarray(value), np.dtype(keras.backend.floatx())
+    given, precision, problem = _in_numpy(value), np.dtype(keras.backend.floatx()), ""
     if given.dtype != np.float64 or precision == np.float64 or not given.size:
-        return others
+        return others, problem
     columns = np.reshape(given, (-1, given.shape[-1] if given.ndim > 1 else 1))
     if others is not None and others.shape[1] == columns.shape[1]:
         columns = np.concatenate([others, columns])
@@ -138,12 +150,13 @@ def _check_digits(argument: str, value: Any, others: np.ndarray | None = None) -
             column = columns[counts[:, k], k]
             if len(np.unique(column) if others is not None else column) < 3:  # two may be close by chance
                 continue
-            raise ValueError(
+            problem = (
                 f"`{argument}` must keep its differences in {precision}, Keras's `floatx`. Received: numbers between "
                 f"{column.min():.15g} and {column.max():.15g}, rounded by up to {lost[k]:.3g}. Subtract a constant from "
                 "them, such as the first, pass whole numbers as integers, or a `tf.data.Dataset`, which keeps all digits."
             )
-    return np.stack([np.where(counts, columns, np.inf).min(axis=0), np.where(counts, columns, -np.inf).max(axis=0)])
+    extremes = np.stack([np.where(counts, columns, np.inf).min(axis=0), np.where(counts, columns, -np.inf).max(axis=0)])
+    return extremes, problem
 
 
 def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], *, is_batch: bool = False) -> Data:
@@ -156,10 +169,10 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
             f"{type(x).__name__}. Pass the targets as a dict by head name; the heads are {quoted(head_names)}."
         )
     inputs = as_arrays("x", x)
-    targets = _named_arrays("y", "targets", y, head_names)
+    targets = _named_arrays("y", "targets", y, head_names, is_batch=is_batch)
     for name, array in targets.items() if KERAS_3 and not is_batch else ():
         if not isinstance(array, np.ndarray) and array.dtype == "float64":  # Keras 3 rounds everything that is no batch
-            _check_digits(f"y[{name!r}]", array)
+            as_targets(f"y[{name!r}]", np.asarray(array))
     weights = {}
     if sample_weight is not None:
         weights = _named_arrays("sample_weight", "sample_weights", sample_weight, head_names)
@@ -179,7 +192,9 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
     return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
-def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[str]) -> dict[str, Tensor]:
+def _named_arrays(
+    argument: str, name: str, values: Any, head_names: Sequence[str], *, is_batch: bool = False
+) -> dict[str, Tensor]:
     """One array per head, from a dict, a data frame with the heads as columns, a series, or a single head's array."""
     if hasattr(values, "iloc"):
         if values.ndim == 2 and set(values.columns) & set(head_names):
@@ -188,7 +203,8 @@ def _named_arrays(argument: str, name: str, values: Any, head_names: Sequence[st
             values = {values.name: values}
     arrays = {}
     for head, value in by_head(name, values, head_names).items():
-        array = (as_targets if name == "targets" else as_arrays)(f"{argument}[{head!r}]", value)
+        path = f"{argument}[{head!r}]"
+        array = as_targets(path, value, is_batch=is_batch) if name == "targets" else as_arrays(path, value)
         if isinstance(array, (tuple, dict)):
             raise TypeError(
                 f"`{argument}[{head!r}]` must be one array. Received: a {type(value).__name__} of {len(array)}. Add a head "
@@ -254,6 +270,7 @@ class _BatchNormalizer:
         self._head_names, self._source = list(head_names), type(x).__name__
         self._inputs: Nested = None
         self._extremes: dict[str, np.ndarray | None] = {}  # the lowest and highest targets so far, by head
+        self._problems: dict[str, str] = {}  # by head, what the digits of the targets so far have lost
         specs: list[Batch] = []
         for batch in itertools.islice(batches, _LOOKED_AT):
             read.append(batch)
@@ -261,6 +278,7 @@ class _BatchNormalizer:
             if len(specs) > 1 and {name for spec in specs for name in spec.targets} >= set(head_names):
                 break
         check_not_empty(x, len(specs))
+        self._check_digits()
         targets = self._merged_by_head([spec.targets for spec in specs])
         weights = self._merged_by_head([spec.sample_weights for spec in specs])
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
@@ -279,8 +297,8 @@ class _BatchNormalizer:
         named = Batch(*map(as_arrays, Batch._fields, given))
         for name, array in named.targets.items():
             if isinstance(array, np.ndarray):
-                argument, before = f"targets[{name!r}]", self._extremes.get(name)
-                self._extremes[name] = _check_digits(argument, given.targets[name], before)
+                seen = _digits_lost(f"targets[{name!r}]", given.targets[name], self._extremes.get(name))
+                self._extremes[name], self._problems[name] = seen
         check_batched(tuple(named), f"a {self._source} of")
         inputs = open_batch_size(named.inputs)
         self._inputs = inputs if self._inputs is None else self._inputs
@@ -292,6 +310,10 @@ class _BatchNormalizer:
                 f"and {described(inputs)}. {_ONE_BY_ONE}"
             ) from error
         return named
+
+    def _check_digits(self) -> None:
+        for problem in filter(None, self._problems.values()):
+            raise ValueError(problem)
 
     def _merged(self, first: Nested, *others: Nested) -> Nested:
         """The spec that fits all: sizes that differ are open."""
@@ -306,6 +328,7 @@ class _BatchNormalizer:
 
     def __call__(self, batch: Nested) -> tuple[Nested, dict[str, Tensor], dict[str, Tensor]]:
         inputs, targets, weights = self._read(batch)
+        self._check_digits()
         late = [name for name in targets if name not in self.specs.targets]
         if late:
             raise ValueError(

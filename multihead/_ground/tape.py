@@ -12,8 +12,9 @@ from multihead._ground.types import Gradient, Tensor
 class PersistentTape:
     """Within this context, a persistent `tf.GradientTape` that watches `sources`, tensors and variables, and nothing else.
 
-    In a graph it is `tf.gradients`: a persistent tape would make each function that is called, as the GRU of Keras 2 is,
-    also return what derivatives of gradients need, which takes a sixth of the time of a step.
+    In a graph it is `tf.gradients`, for which operations from before the context count, too: sources must be detached from
+    them. A persistent tape would make each function that is called, as the GRU of Keras 2 is, also return what derivatives
+    of gradients need, which takes a sixth of the time of a step.
     """
 
     def __init__(self, sources: Sequence[Tensor]) -> None:

@@ -104,6 +104,7 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
         network = replace(network, variables=trained.variables, own=trained.own, shared=trained.shared)
     if before is None:
         _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
+        _check_optimizer(trainer, state)
         built = build_optimizer(trainer.optimizer, network.variables.all)
         slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
         enabled = first_replica_variable(tf.constant([float(head.name not in state.idle) for head in network.heads]))
@@ -116,31 +117,36 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
     if earlier is not None:
-        return Built(spec, earlier.logs, earlier.switches, earlier.optimizer)
+        return Built(spec, earlier.logs, earlier.switches)
     modules = (trainer.encoder, *(head.module for head in heads))
     parts = [part for module in modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
     switches = tuple((part, part.trainable) for part in parts if hasattr(part, "trainable"))
-    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches, trainer.optimizer)
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
 
 
 def check_switches(trainer: Trainer, state: TrainerState) -> None:
     """Calls `check_trained` if a `trainable` or the optimizer has changed; before each update of a custom loop."""
     built = state.built
     if built is not None and (
-        trainer.optimizer is not built.optimizer or any(part.trainable != was for part, was in built.switches)
+        trainer.optimizer is not state.setup.optimizer or any(part.trainable != was for part, was in built.switches)
     ):
         check_trained(trainer, state)
 
 
-def check_trained(trainer: Trainer, state: TrainerState) -> None:
-    """Raises a `ValueError` if the optimizer, or what is frozen, is not as it was built: it would have no effect."""
-    built = state.require_built()
-    if trainer.optimizer is not built.optimizer:
+def _check_optimizer(trainer: Trainer, state: TrainerState) -> None:
+    """Raises a `ValueError` if the optimizer is not the one of `compile`, which has checked and built it."""
+    if trainer.optimizer is not state.setup.optimizer:
         raise ValueError(
             "`optimizer` must be given to `compile`, which decides how variables are updated. Received: "
-            f"{type(trainer.optimizer).__name__} in place of the {type(built.optimizer).__name__} that was built. Call "
+            f"{type(trainer.optimizer).__name__} in place of the {type(state.setup.optimizer).__name__} of `compile`. Call "
             "`compile` again with it; to change the learning rate, assign `trainer.optimizer.learning_rate`."
         )
+
+
+def check_trained(trainer: Trainer, state: TrainerState) -> None:
+    """Raises a `ValueError` if the optimizer, or what is frozen, has changed: it would have no effect."""
+    built = state.require_built()
+    _check_optimizer(trainer, state)
     network, heads, shapes = built.spec.network, state.setup.heads, state.shapes
     weighting = state.require_options("fit").weighting
     now = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)

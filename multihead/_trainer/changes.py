@@ -149,4 +149,4 @@ def end_compile(trainer: Trainer, state: TrainerState, options: CompileOptions) 
     balancer, every = options.balancer, options.balance_every
     balancer = balancer if balancer is None or every == 1 else Every(balancer, every)
     replace_layers(trainer, weighting=options.weighting, balancer=balancer, head_schedule=options.head_schedule)
-    state.setup = Setup(state.setup.heads, options)
+    state.setup = Setup(state.setup.heads, options, trainer.optimizer)

@@ -117,7 +117,7 @@ def prepared_tensors(trainer: KerasTrainer, state: TrainerState, batch: Nested) 
     """A batch of a custom training loop, as tensors."""
     named = unpack(tuple(batch), state.setup.all_names)
     arrays = Batch(*(as_arrays(part, value) for part, value in named._asdict().items()))
-    targets = {name: as_targets(f"targets[{name!r}]", value) for name, value in named.targets.items()}
+    targets = {name: as_targets(f"targets[{name!r}]", value, is_batch=True) for name, value in named.targets.items()}
     return unpacked(trainer, state, arrays._replace(targets=targets))
 
 

@@ -24,6 +24,7 @@ class Setup:
 
     heads: tuple[NamedHead, ...] = ()
     options: CompileOptions | None = None  # none before `compile`, and again after `add_head` and `remove_head`
+    optimizer: Optimizer = None  # the one that Keras has compiled; as the options
 
     @property
     def trained(self) -> tuple[NamedHead, ...]:
@@ -61,7 +62,6 @@ class Built:
     spec: UpdateSpec
     logs: LogMetrics
     switches: tuple[tuple[Layer, bool], ...]  # layers and variables, and whether they were trainable when it was built
-    optimizer: Optimizer  # the one that was built, which updates the variables
 
 
 class Checked(NamedTuple):

@@ -146,8 +146,18 @@ def test_digits_are_kept_or_asked_for(door, form):
         assert found == pytest.approx(1, rel=1e-4)
 
 
+SORTED = 101325.0 + np.repeat(500.0 * np.arange(ROWS // BATCH), BATCH) + RNG.uniform(-0.1, 0.1, ROWS)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_labels_that_are_close_in_one_batch_alone_are_taken(door):
+    parts = SORTED.reshape(-1, BATCH, 1) if door.endswith("on_batch") or door == "compute_gradients" else [SORTED[:, None]]
+    for part in parts:
+        rows = np.resize(part, (ROWS, 1))
+        assert loss_of(door, "array", rows) == pytest.approx(1, rel=1e-3)
+
+
 ELSEWHERE = {
-    "head_gradients": lambda t, v: t.head_gradients((X, {"k": v})),
     "diagnose": lambda t, v: t.diagnose(X, {"k": v}),
     "compare": lambda t, v: data_parts({"train": (X, {"k": v}), "validation": (X, {"k": v})}, 0),
     "check_head": lambda t, v: check_head(Head(keras.layers.Dense(1), "mse"), X, v),

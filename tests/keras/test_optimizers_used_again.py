@@ -118,21 +118,23 @@ UPDATES = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("update", UPDATES)
-def test_another_optimizer_has_an_effect_or_is_rejected(update, optimizer):
-    """Before anything is built, it is the one that is built; then its slots do not exist, and steps do not know it."""
+def test_another_optimizer_than_that_of_compile_is_rejected(update, optimizer):
+    """What `compile` checks of an optimizer would not hold, its slots do not exist, and steps do not know it."""
     trainer = MultiHeadTrainer(keras.layers.Dense(3, kernel_initializer="ones"))
     trainer.add_head("a", keras.layers.Dense(2), "mse")
     trainer.compile(keras.optimizers.SGD(0.0))
-    trainer.optimizer = keras.optimizers.SGD(0.0)
-    trainer.fit(*BATCH, verbose=0)
+    first, another = trainer.optimizer, OPTIMIZERS[optimizer]()
+    for change in (lambda made: made.fit(*BATCH, verbose=0), UPDATES[update]):  # before anything is built, and after
+        trainer.optimizer = another
+        with pytest.raises(
+            ValueError, match="`optimizer` must be given to `compile`.*in place of the SGD.*Call `compile` again"
+        ):
+            change(trainer)
+        trainer.optimizer = first
+        trainer.fit(*BATCH, verbose=0)
     still = np.array(trainer.encoder.kernel)
     np.testing.assert_array_equal(still, 1)
-    first = trainer.optimizer
-    trainer.optimizer = OPTIMIZERS[optimizer]()
-    with pytest.raises(
-        ValueError, match="`optimizer` must be given to `compile`.*in place of the SGD.*Call `compile` again"
-    ):
-        UPDATES[update](trainer)
+    trainer.optimizer = another
     trainer.evaluate(*BATCH, verbose=0)
     np.testing.assert_array_equal(still, trainer.encoder.kernel)
     trainer.optimizer = first
