@@ -24,7 +24,7 @@ from multihead._ground.validation import is_number, with_message
 class FitCall:
     """The arguments of `MultiHeadTrainer.fit`; see there. `others` are those that only one version of Keras has.
 
-    All but `validation_split` and `class_weight`, which are ours, go on to Keras by their names: see `for_keras`.
+    All but `validation_split` and `class_weight`, which Keras does not get, go on to it by their names: see `for_keras`.
     """
 
     x: Dataset

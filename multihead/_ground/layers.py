@@ -319,7 +319,7 @@ def restored_apart(restore: Callable[[], Config], modules: Iterable[Layer]) -> C
 def called_again(node: Node, tensors: Mapping[int, Tensor], training: bool | None = None) -> list[Tensor]:
     """What the layer of a node returns, flat, when called again on other tensors, by `id` of those they replace.
 
-    With `training`, it runs in this mode where its model would run it so: Keras 3 notes a mode at every call.
+    With `training`, a layer of Keras 3 runs in this mode: there, that of a model replaces the one that it was called with.
     """
     arguments = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
     args, kwargs = tf.nest.map_structure(lambda argument: tensors.get(id(argument), argument), arguments)

@@ -88,7 +88,7 @@ class Losses:
     def __init__(self, loss_weights: LossWeights, sums: tf.Tensor) -> None:
         self.loss_weights, self._sums = loss_weights, sums
         # `[num_heads]`: the loss-dependent factors, by which the heads' gradients must still be multiplied; None if the
-        # weighting does not depend on losses. The regularizer is the part of the total that does not, or None.
+        # weighting does not depend on losses. The regularizer is the part of the total without losses, or None.
         self._by_weighting = self.factors = self.regularizer = None
         weighting, participation = loss_weights.weighting, loss_weights.participation
         if weighting is None:

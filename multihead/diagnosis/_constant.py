@@ -18,7 +18,7 @@ _SHIFTS, _POWERS = np.linspace(-3.0, 3.0, 61), np.linspace(0.05, 1.5, 30)
 _MAX_NUMBERS = 2**22
 """With more labels than this, log-odds are not shifted and frequencies not raised to powers, to save time."""
 _FAR_BELOW = 0.05
-"""The part of a constant's loss below which a head would be done, if the constants were of the right kind."""
+"""A loss below this part of the best constant's shows that the constants are in other units than the predictions."""
 
 
 class LabelRows(NamedTuple):
