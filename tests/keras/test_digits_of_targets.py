@@ -129,7 +129,7 @@ PAIRS = [(door, list(FORMS)[(place + turn) % len(FORMS)]) for turn in range(len(
 CASES = [(door, form) for door, form in PAIRS if takes(door, form)]  # the first have each door and each form
 
 
-@pytest.mark.first_cases(2 * len(DOORS))
+@pytest.mark.first_cases(len(DOORS))
 @pytest.mark.parametrize(("door", "form"), CASES)
 def test_digits_are_kept_or_asked_for(door, form):
     base, step = 10.0 ** RNG.uniform(6, 12), RNG.uniform(1, 3)
@@ -149,6 +149,7 @@ def test_digits_are_kept_or_asked_for(door, form):
 SORTED = 101325.0 + np.repeat(500.0 * np.arange(ROWS // BATCH), BATCH) + RNG.uniform(-0.1, 0.1, ROWS)
 
 
+@pytest.mark.first_cases(7)
 @pytest.mark.parametrize("door", DOORS)
 def test_labels_that_are_close_in_one_batch_alone_are_taken(door):
     parts = SORTED.reshape(-1, BATCH, 1) if door.endswith("on_batch") or door == "compute_gradients" else [SORTED[:, None]]

@@ -116,8 +116,9 @@ UPDATES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_another_optimizer_than_that_of_compile_is_rejected(update, optimizer):
     """What `compile` checks of an optimizer would not hold, its slots do not exist, and steps do not know it."""
     trainer = MultiHeadTrainer(keras.layers.Dense(3, kernel_initializer="ones"))
