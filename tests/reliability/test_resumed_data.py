@@ -207,6 +207,7 @@ class Densified(keras.layers.Layer):
         return self.dense(tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(("x", "shuffle"), [(X, True), (X, "batch"), (tf.sparse.from_dense(X), True)])
 def test_a_process_with_another_global_seed_goes_on_in_the_same_order(tmp_path, x, shuffle, steps):
