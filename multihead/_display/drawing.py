@@ -70,12 +70,17 @@ def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) ->
 
 def check_own(argument: str, files: Sequence[Path]) -> None:
     """Raises a `ValueError` if a file with the name of a plot holds anything but a plot of this library."""
-    others = [file for file in files if file.exists() and _MARK not in file.read_bytes()[:_BEGINNING]]
+    others = [file for file in files if file.exists() and _MARK not in _beginning(file)]
     if others:
         raise ValueError(
             f"`{argument}` must leave the names of plots to plots of this library, which replace each other. Received: "
             f"{str(others[0])!r}, another file. Pass another name, or move the file."
         )
+
+
+def _beginning(file: Path) -> bytes:
+    with file.open("rb") as opened:  # which may be large
+        return opened.read(_BEGINNING)
 
 
 def save(figure: Figure, file: Path) -> None:

@@ -125,12 +125,11 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
 
 
 def check_switches(trainer: Trainer, state: TrainerState) -> None:
-    """Calls `check_trained` if a `trainable` or the optimizer has changed; before each update of a custom loop."""
-    built = state.built
-    if built is not None and (
-        trainer.optimizer is not state.setup.optimizer or any(part.trainable != was for part, was in built.switches)
-    ):
-        check_trained(trainer, state)
+    """As `check_trained`, which is called only if a `trainable` has changed; before each update of a custom loop."""
+    if state.built is not None:
+        _check_optimizer(trainer, state)
+        if any(part.trainable != was for part, was in state.built.switches):
+            check_trained(trainer, state)
 
 
 def _check_optimizer(trainer: Trainer, state: TrainerState) -> None:
@@ -145,9 +144,8 @@ def _check_optimizer(trainer: Trainer, state: TrainerState) -> None:
 
 def check_trained(trainer: Trainer, state: TrainerState) -> None:
     """Raises a `ValueError` if the optimizer, or what is frozen, has changed: it would have no effect."""
-    built = state.require_built()
     _check_optimizer(trainer, state)
-    network, heads, shapes = built.spec.network, state.setup.heads, state.shapes
+    network, heads, shapes = state.require_built().spec.network, state.setup.heads, state.shapes
     weighting = state.require_options("fit").weighting
     now = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
     before, after = ({id(tensor_variable(var)): var for var in part.variables.all} for part in (network, now))

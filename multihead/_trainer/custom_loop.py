@@ -116,9 +116,9 @@ def to_apply(spec: UpdateSpec, grads_and_vars: Iterable[tuple[Gradient, Variable
 def prepared_tensors(trainer: KerasTrainer, state: TrainerState, batch: Nested) -> Batch:
     """A batch of a custom training loop, as tensors."""
     named = unpack(tuple(batch), state.setup.all_names)
-    arrays = Batch(*(as_arrays(part, value) for part, value in named._asdict().items()))
+    inputs, weights = as_arrays("inputs", named.inputs), as_arrays("sample_weights", named.sample_weights)
     targets = {name: as_targets(f"targets[{name!r}]", value, is_batch=True) for name, value in named.targets.items()}
-    return unpacked(trainer, state, arrays._replace(targets=targets))
+    return unpacked(trainer, state, Batch(inputs, targets, weights))
 
 
 @contextmanager
