@@ -18,17 +18,6 @@ from tests.helpers.cases import quick
 X = np.random.default_rng(0).normal(size=(11, 4)).astype("float32")
 
 
-class Calling(keras.layers.Layer):
-    """Calls a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
-
-
 class Counter(keras.layers.Layer):
     """Counts its calls."""
 
@@ -69,13 +58,13 @@ def in_a_loop(x):
 EXACT = {
     "dropout": (lambda: [keras.layers.Dropout(0.5)], True),
     "batch normalization": (lambda: [keras.layers.BatchNormalization()], True),
-    "random operation": (lambda: [Calling(lambda x: x + tf.random.normal(tf.shape(x)))], False),
-    "in a loop": (lambda: [Calling(in_a_loop)], False),
-    "Python": (lambda: [Calling(lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], x.dtype), x.shape))], False),
-    "random number of Python": (lambda: [Calling(lambda x: x * np.random.uniform())], False),  # noqa: NPY002
-    "hidden variable": (lambda: [Calling(hidden)], False),
+    "random operation": (lambda: [tiny.Calling(lambda x: x + tf.random.normal(tf.shape(x)))], False),
+    "in a loop": (lambda: [tiny.Calling(in_a_loop)], False),
+    "Python": (lambda: [tiny.Calling(lambda x: tf.ensure_shape(tf.py_function(lambda y: y, [x], x.dtype), x.shape))], False),
+    "random number of Python": (lambda: [tiny.Calling(lambda x: x * np.random.uniform())], False),  # noqa: NPY002
+    "hidden variable": (lambda: [tiny.Calling(hidden)], False),
     "generator": (lambda: [Noise()], False),
-    "seed of the call": (lambda: [Calling(lambda x: x + tf.random.stateless_uniform(tf.shape(x), [1, 2]))], True),
+    "seed of the call": (lambda: [tiny.Calling(lambda x: x + tf.random.stateless_uniform(tf.shape(x), [1, 2]))], True),
     "plain": (lambda: [keras.layers.LayerNormalization()], True),
     "counter": (lambda: [Counter()], True),
     "spectral normalization": (lambda: [keras.layers.SpectralNormalization(keras.layers.Dense(5))], True),
@@ -84,7 +73,7 @@ EXACT = {
         True,
     ),
     "GRU": (lambda: [keras.layers.Reshape((1, 5)), keras.layers.GRU(3), keras.layers.Dropout(0.1)], True),
-    "lookup": (lambda: [Calling(looked_up)], True),
+    "lookup": (lambda: [tiny.Calling(looked_up)], True),
     "frozen": (lambda: [keras.layers.BatchNormalization(trainable=False)], True),
 }
 """Layers of an encoder, and whether it can be repeated."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead import Head, MultiHeadTrainer, scaling
 from multihead.comparison._data import data_parts
 from multihead.testing import check_head
+from tests.helpers.keras_twin import Batches
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
 pytestmark = [
@@ -47,18 +48,6 @@ class Again:
 
     def __iter__(self):
         return iter(self.given)
-
-
-class Batches(keras.utils.Sequence):
-    def __init__(self, given):
-        super().__init__()
-        self.given = given
-
-    def __len__(self):
-        return len(self.given)
-
-    def __getitem__(self, index):
-        return self.given[index]
 
 
 FORMS = {

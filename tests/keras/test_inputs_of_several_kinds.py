@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, mix_datasets
 from tests.helpers import tiny
+from tests.helpers.keras_twin import Batches
 
 IMAGES = np.random.default_rng(0).normal(size=(8, 10)).astype("float32")
 TEXTS = np.arange(40).reshape(8, 5) % 9
@@ -54,28 +55,16 @@ def batches(pair, late=0):
     return [*[(first, {"a": LABELS, "b": LABELS})] * (1 + late), (second, {"b": LABELS})]
 
 
-class Sequence(keras.utils.Sequence):
-    def __init__(self, made):
-        super().__init__()
-        self.made = made
-
-    def __len__(self):
-        return len(self.made)
-
-    def __getitem__(self, index):
-        return self.made[index]
-
-
 def of_dataset(inputs):
     return tf.data.Dataset.from_tensors((inputs, LABELS))
 
 
 WAYS = {
     "a generator": lambda pair: made().fit((batch for batch in batches(pair)), verbose=0),
-    "a sequence": lambda pair: made().fit(Sequence(batches(pair)), verbose=0),
+    "a sequence": lambda pair: made().fit(Batches(batches(pair)), verbose=0),
     "an evaluation": lambda pair: made().evaluate((batch for batch in batches(pair)), verbose=0),
     "validation": lambda pair: made().fit(
-        IMAGES, {"a": LABELS, "b": LABELS}, validation_data=Sequence(batches(pair)), verbose=0
+        IMAGES, {"a": LABELS, "b": LABELS}, validation_data=Batches(batches(pair)), verbose=0
     ),
     "mixed datasets": lambda pair: mix_datasets(dict(zip("ab", map(of_dataset, pair)))),
 }

@@ -9,20 +9,10 @@ import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.tape import PersistentTape
+from tests.helpers import tiny
 from tests.helpers.operations import operations
 
 IDS = tf.constant(np.random.default_rng(0).integers(0, 9, (4, 5)))
-
-
-class Calling(keras.layers.Layer):
-    """Calls a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
 
 
 @tf.custom_gradient
@@ -49,11 +39,11 @@ LAYERS = {
     "GRU": lambda: keras.layers.GRU(3, return_sequences=True),
     "LSTM": lambda: keras.layers.Bidirectional(keras.layers.LSTM(2, return_sequences=True)),
     "normalization": keras.layers.LayerNormalization,
-    "function": lambda: Calling(tf.function(tf.tanh)),
-    "custom gradient": lambda: Calling(halved),
-    "derivative": lambda: Calling(derivative),
-    "loop": lambda: Calling(looped),
-    "condition": lambda: Calling(either),
+    "function": lambda: tiny.Calling(tf.function(tf.tanh)),
+    "custom gradient": lambda: tiny.Calling(halved),
+    "derivative": lambda: tiny.Calling(derivative),
+    "loop": lambda: tiny.Calling(looped),
+    "condition": lambda: tiny.Calling(either),
 }
 
 
