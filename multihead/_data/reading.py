@@ -17,12 +17,10 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, by_head, is_absent, merged_spec, open_batch_size, unmasked, unpack
 from multihead._data.data import Data, check_not_empty, num_examples
+from multihead._data.digits import Digits
 from multihead._ground.keras import KERAS_3, is_tensor
 from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import described, is_number, quoted
-
-_LOST = 0.01
-"""So much of the standard deviation of some numbers may be lost as they are rounded."""
 
 
 def as_arrays(argument: str, value: object) -> Nested:
@@ -105,58 +103,16 @@ def as_targets(argument: str, value: object, *, is_batch: bool = False) -> Neste
     """
     array = as_arrays(argument, value)
     if isinstance(array, np.ndarray):
-        _, problem = _digits_lost(argument, value)
-        if problem and is_batch:
-            return tf.constant(np.where(np.isnan(array), np.nan, _in_numpy(value)))
-        if problem:
-            raise ValueError(problem)
+        digits, given = Digits(argument), _in_numpy(value)
+        digits.add(given)
+        if digits.problem and is_batch:
+            return tf.constant(np.where(np.isnan(array), np.nan, given))
+        digits.check()
     return array
 
 
 def _in_numpy(value: Any) -> np.ndarray:
     return _of_pandas(value) if hasattr(value, "iloc") else np.asarray(value)
-
-
-def _digits_lost(argument: str, value: Any, others: np.ndarray | None = None) -> tuple[np.ndarray | None, str]:
-    """Whether the numbers of a column of targets no longer differ in Keras's precision as they do in theirs.
-
-    Args:
-        argument: The name of the targets, for the message.
-        value: Targets of any form.
-        others: What the call for the targets before these returned first: a batch may hold only labels that are close.
-
-    Returns:
-        The lowest and the highest number of each column so far, None for targets that are not rounded; and the message of an
-        error, empty if the numbers differ as before.
-    """
-    given, precision, problem = _in_numpy(value), np.dtype(keras.backend.floatx()), ""
-    if given.dtype != np.float64 or precision == np.float64 or not given.size:
-        return others, problem
-    columns = np.reshape(given, (-1, given.shape[-1] if given.ndim > 1 else 1))
-    if others is not None and others.shape[1] == columns.shape[1]:
-        columns = np.concatenate([others, columns])
-    with np.errstate(over="ignore"):
-        rounded = columns.astype(precision)
-    counts = np.isfinite(columns) & np.isfinite(rounded)
-    lost = np.abs(np.subtract(rounded, columns, out=np.zeros_like(columns), where=counts)).max(axis=0)
-    if lost.any():
-        present = np.where(counts, columns, 0.0)
-        number = counts.sum(axis=0)
-        mean = present.sum(axis=0) / np.maximum(number, 1)
-        deviation = np.sqrt((np.where(counts, present - mean, 0.0) ** 2).sum(axis=0) / np.maximum(number, 1))
-        # What differs in the last digits of double precision was meant to be equal.
-        differs = deviation > 1e-12 * np.abs(present).max(axis=0)
-        for k in np.flatnonzero(differs & (lost > _LOST * deviation)):
-            column = columns[counts[:, k], k]
-            if len(np.unique(column) if others is not None else column) < 3:  # two may be close by chance
-                continue
-            problem = (
-                f"`{argument}` must keep its differences in {precision}, Keras's `floatx`. Received: numbers between "
-                f"{column.min():.15g} and {column.max():.15g}, rounded by up to {lost[k]:.3g}. Subtract a constant from "
-                "them, such as the first, pass whole numbers as integers, or a `tf.data.Dataset`, which keeps all digits."
-            )
-    extremes = np.stack([np.where(counts, columns, np.inf).min(axis=0), np.where(counts, columns, -np.inf).max(axis=0)])
-    return extremes, problem
 
 
 def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], *, is_batch: bool = False) -> Data:
@@ -269,8 +225,7 @@ class _BatchNormalizer:
     def __init__(self, x: Dataset, batches: Iterable[Nested], head_names: Sequence[str], read: list[Nested]) -> None:
         self._head_names, self._source = list(head_names), type(x).__name__
         self._inputs: Nested = None
-        self._extremes: dict[str, np.ndarray | None] = {}  # the lowest and highest targets so far, by head
-        self._problems: dict[str, str] = {}  # by head, what the digits of the targets so far have lost
+        self._digits = {name: Digits(f"targets[{name!r}]") for name in head_names}
         specs: list[Batch] = []
         for batch in itertools.islice(batches, _LOOKED_AT):
             read.append(batch)
@@ -297,8 +252,7 @@ class _BatchNormalizer:
         named = Batch(*map(as_arrays, Batch._fields, given))
         for name, array in named.targets.items():
             if isinstance(array, np.ndarray):
-                seen = _digits_lost(f"targets[{name!r}]", given.targets[name], self._extremes.get(name))
-                self._extremes[name], self._problems[name] = seen
+                self._digits[name].add(_in_numpy(given.targets[name]))
         check_batched(tuple(named), f"a {self._source} of")
         inputs = open_batch_size(named.inputs)
         self._inputs = inputs if self._inputs is None else self._inputs
@@ -312,8 +266,8 @@ class _BatchNormalizer:
         return named
 
     def _check_digits(self) -> None:
-        for problem in filter(None, self._problems.values()):
-            raise ValueError(problem)
+        for digits in self._digits.values():
+            digits.check()
 
     def _merged(self, first: Nested, *others: Nested) -> Nested:
         """The spec that fits all: sizes that differ are open."""
