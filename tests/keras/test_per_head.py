@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
+from multihead._ground.keras import KERAS_3
 from multihead.callbacks import HeadEarlyStopping
 from multihead.heads._metric_names import log_name
 from tests.helpers import tiny
@@ -142,7 +143,7 @@ def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
     rows = [{"val_price_loss": np.nan, "val_size_loss": 1.0}, {"loss": 1.0}, {"val_price_loss": 2.0, "val_size_loss": 1.5}]
     rows.append({"val_price_loss": np.nan, "val_size_loss": 0.1})
     callback = HeadEarlyStopping(patience=5, restore_best_weights=False)
-    with pytest.warns(RuntimeWarning, match="HeadEarlyStopping finds no value of head 'price': 'val_price_loss' is NaN"):
+    with pytest.warns(RuntimeWarning, match="HeadEarlyStopping finds no value of head 'price': the data have no labels"):
         scores = told(callback, two, rows)
     assert scores[:3] == [-1.0, None, -1.75] and np.isnan(scores[3])
     assert callback.best == {"price": 2.0, "size": 0.1} and (callback.best_score, callback.best_score_epoch) == (-1.75, 2)
@@ -153,7 +154,7 @@ def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fres
     model = fresh(0.05)
     unlabelled = {**DEV_TARGETS, "size": np.full([16, 1], np.nan, "float32")}
     callback = HeadEarlyStopping(patience=1)
-    with pytest.warns(RuntimeWarning, match="no value of head 'size'.*does not count in val_score, and is not made idle"):
+    with pytest.warns(RuntimeWarning, match="no value of head 'size'.*it neither counts nor becomes idle"):
         history = fit(model, [callback], validation_data=(DEV, unlabelled))
     assert history.history["val_score"] == pytest.approx([-loss for loss in history.history["val_price_loss"]])
     assert callback.idle_heads == ["price"] and callback.best_score == max(history.history["val_score"])
@@ -163,9 +164,7 @@ def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fres
 
 def test_nothing_to_monitor_is_said_before_training(one):
     data = {"x": X, "y": {"price": TARGETS["price"]}, "verbose": 0}
-    with pytest.raises(
-        ValueError, match=r"`validation_data` must be given for HeadEarlyStopping, which monitors `val_\{head\}_loss`"
-    ):
+    with pytest.raises(ValueError, match="`validation_data` must be given if HeadEarlyStopping has no `monitor`"):
         one.fit(**data, callbacks=[HeadEarlyStopping()])
     assert int(one.update_count) == 0
     with pytest.raises(
@@ -177,9 +176,9 @@ def test_nothing_to_monitor_is_said_before_training(one):
 @pytest.mark.parametrize(
     ("options", "fitted", "message"),
     [
-        ({}, {"validation_freq": 5}, "no val_score, and restores nothing: no epoch from epoch 0 on had validation"),
+        ({}, {"validation_freq": 5}, "restores nothing: no epoch from epoch 0 on had validation"),
         ({"start_from_epoch": 9}, {}, "no epoch from epoch 9 on had"),
-        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "values other than NaN of 'val_price_loss'"),
+        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "a value other than NaN of 'val_price_loss'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no value")
@@ -190,19 +189,21 @@ def test_what_is_not_restored_is_said(options, fitted, message, one):
         fit(one, [HeadEarlyStopping(**options)], epochs=2, **targets, **fitted)
 
 
-def test_later_callbacks_see_the_score(fresh, tmp_path):
+@pytest.mark.filterwarnings("ignore:higher values of 'val_score' are better")  # which Keras 2 does not tell from "min"
+def test_later_callbacks_see_the_score_and_know_that_higher_is_better(fresh, tmp_path):
     model = fresh(0.02)
     log = tmp_path / "log.csv"
     keras_callbacks = [
         keras.callbacks.ModelCheckpoint(
-            str(tmp_path / "best.weights.h5"), "val_score", mode="max", save_best_only=True, save_weights_only=True
+            str(tmp_path / "best.weights.h5"), "val_score", save_best_only=True, save_weights_only=True
         ),
-        keras.callbacks.ReduceLROnPlateau("val_score", mode="max", patience=1, factor=0.5, min_delta=100.0),
-        keras.callbacks.EarlyStopping("val_score", mode="max", patience=3, min_delta=100.0),
+        keras.callbacks.ReduceLROnPlateau("val_score", patience=1, factor=0.5, min_delta=100.0),
+        keras.callbacks.EarlyStopping("val_score", patience=3, min_delta=100.0),
         keras.callbacks.CSVLogger(str(log)),
     ]
     callback = HeadEarlyStopping(patience=50)
     history = fit(model, [callback, *keras_callbacks])
+    assert keras_callbacks[0].monitor_op(2.0, 1.0) and keras_callbacks[1].mode == "max" and keras_callbacks[2].min_delta > 0
     assert len(history.epoch) == 4 and float(np.array(model.optimizer.learning_rate)) == pytest.approx(0.02 / 8)
     losses = zip(history.history["val_price_loss"], history.history["val_size_loss"])
     assert history.history["val_score"] == pytest.approx([-(a + b) / 2 for a, b in losses])
@@ -272,23 +273,29 @@ def test_each_heads_best_can_be_restored(fresh):
         assert equal(tiny.values(model.heads[head].module.variables), kept[k])
         found = model.evaluate(DEV, DEV_TARGETS, verbose=0, return_dict=True)
         assert found[f"{head}_loss"] == pytest.approx(callback.best[head], rel=1e-5)
+    callback.restore()
+    for k, module in enumerate([model.encoder, *(head.module for head in model.heads.values())]):
+        assert equal(tiny.values(module.variables), watch.weights[callback.best_score_epoch][k])
     with pytest.raises(
-        ValueError, match=r"`head` must be a head with kept weights\. Received: head='prize'; .*'price', 'size'"
+        ValueError, match=r"`head` must be one with kept weights\. Received: head='prize'; .*'price', 'size'"
     ):
         callback.restore("prize")
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"), [("EarlyStopping", "auto"), ("ReduceLROnPlateau", "min"), ("ModelCheckpoint", "min")]
-)
-def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mode, two):
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"])
+def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, two):
     where = ("x.weights.h5",) if kind == "ModelCheckpoint" else ()
-    for_lower = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode=mode)
-    with pytest.raises(ValueError, match=rf"`mode` of {kind} must be 'max'.*Pass `mode='max'`"):
-        fit(two, [HeadEarlyStopping(), for_lower])
-    late = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="max")
-    with pytest.raises(ValueError, match=f"Received: {kind} before HeadEarlyStopping"):
-        fit(two, [late, HeadEarlyStopping()])
+    early = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="max")
+    message = f"`callbacks` that monitor 'val_score' must come after HeadEarlyStopping, for higher values. Received: {kind}"
+    with pytest.raises(ValueError, match=f"{message} before it"):
+        fit(two, [early, HeadEarlyStopping()])
+    for_lower = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="min")
+    if KERAS_3 or kind == "ReduceLROnPlateau":
+        with pytest.raises(ValueError, match=f"{message} for lower values"):
+            fit(two, [HeadEarlyStopping(), for_lower])
+    else:  # Keras 2 does not keep the mode
+        with pytest.warns(UserWarning, match=f"higher values of 'val_score' are better, and are for {kind}"):
+            (first := HeadEarlyStopping()).check_fit([first, for_lower], validates=True)
 
 
 WRONG = [
@@ -299,7 +306,8 @@ WRONG = [
         "`mode` must say whether 'val_price_mea' is better.*Did you mean 'val_price_mae'",
     ),
     ({"patience": -1}, r"`patience` must be a whole number of at least 0\. Received: patience=-1"),
-    ({"min_delta": {"price": "much"}}, r"`min_delta` must be a finite number, or a dict of these by head name"),
+    ({"min_delta": {"price": "much"}}, r"`min_delta` must be a finite number of at least 0, or a dict of these by head"),
+    ({"min_delta": -0.1}, r"`min_delta` must be .* Received: min_delta=-0.1"),
     ({"mode": "up"}, r"`mode` must be one of 'auto', 'min', 'max'.*Received: mode='up'"),
     ({"single_task": {"price": 0.9}}, r"`single_task` must name every head.* 'size' is missing"),
     ({"single_task": {"price": 0.9, "size": 0}}, r"`single_task` must be a dict of numbers other than 0"),
