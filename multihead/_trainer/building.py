@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -12,7 +11,7 @@ from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size
 from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable, variable_name
-from multihead._ground.layers import all_layers, unlock
+from multihead._ground.layers import unlock
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products, outside_of_graphs
 from multihead._ground.types import Dataset, Nested, Trainer
@@ -97,67 +96,43 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     if weighting is not None:
         weighting.build((sum(head.is_trained for head in heads),))
     network = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
-    methods = _built_methods(network, options, shapes, trainer.balancer)
-    before = None if earlier is None else earlier.spec.running
     if earlier is not None:  # what is trained is decided once, as are the slots; `check_trained` says what changed since
         trained = earlier.spec.network
         network = replace(network, variables=trained.variables, own=trained.own, shared=trained.shared)
-    if before is None:
-        _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
-        _check_optimizer(trainer, state)
-        built = build_optimizer(trainer.optimizer, network.variables.all)
-        slots: Sequence[Sequence[tf.Variable]] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
-        enabled = first_replica_variable(tf.constant([float(head.name not in state.idle) for head in network.heads]))
-    else:
-        slots, enabled = before.slots, before.enabled
-    if before is not None and before.faults.fits(network):
-        faults = before.faults
-    else:
-        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
+    methods = _built_methods(network, options, shapes, trainer.balancer)
+    if earlier is not None:
+        return Built(UpdateSpec(network, methods, earlier.spec.running), earlier.logs)
+    _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
+    built = build_optimizer(state.setup.optimizer, network.variables.all)
+    slots = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
+    enabled = first_replica_variable(tf.constant([float(head.name not in state.idle) for head in network.heads]))
+    faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
-    if earlier is not None:
-        return Built(spec, earlier.logs, earlier.switches)
-    modules = (trainer.encoder, *(head.module for head in heads))
-    parts = [part for module in modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
-    switches = tuple((part, part.trainable) for part in parts if hasattr(part, "trainable"))
-    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once))
 
 
-def check_switches(trainer: Trainer, state: TrainerState) -> None:
-    """As `check_trained`, which is called only if a `trainable` has changed; before each update of a custom loop."""
-    if state.built is not None:
-        _check_optimizer(trainer, state)
-        if any(part.trainable != was for part, was in state.built.switches):
-            check_trained(trainer, state)
-
-
-def _check_optimizer(trainer: Trainer, state: TrainerState) -> None:
-    """Raises a `ValueError` if the optimizer is not the one of `compile`, which has checked and built it."""
+def check_trained(trainer: Trainer, state: TrainerState) -> None:
+    """Raises a `ValueError` if the optimizer, or what is frozen, has changed since `compile`: it would have no effect."""
     if trainer.optimizer is not state.setup.optimizer:
         raise ValueError(
             "`optimizer` must be given to `compile`, which decides how variables are updated. Received: "
             f"{type(trainer.optimizer).__name__} in place of the {type(state.setup.optimizer).__name__} of `compile`. Call "
             "`compile` again with it; to change the learning rate, assign `trainer.optimizer.learning_rate`."
         )
-
-
-def check_trained(trainer: Trainer, state: TrainerState) -> None:
-    """Raises a `ValueError` if the optimizer, or what is frozen, has changed: it would have no effect."""
-    _check_optimizer(trainer, state)
-    network, heads, shapes = state.require_built().spec.network, state.setup.heads, state.shapes
-    weighting = state.require_options("fit").weighting
-    now = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
-    before, after = ({id(tensor_variable(var)): var for var in part.variables.all} for part in (network, now))
+    if state.built is None:
+        return
+    network = state.built.spec.network
+    modules = [*network.modules, *([] if trainer.weighting is None else [trainer.weighting])]
+    now = [variable for module in modules for variable in getattr(module, "trainable_variables", ())]
+    before, after = ({id(tensor_variable(var)): var for var in variables} for variables in (network.variables.all, now))
     frozen, new = (
         [variable_name(var) for key, var in one.items() if key not in other]
         for one, other in ((before, after), (after, before))
     )
     if frozen or new:
         parts = [(frozen, "no longer trainable, but would be trained"), (new, "trainable now, but would not be trained")]
-        received = "; ".join(
-            f"{quoted(names[:3])}{' and others' if len(names) > 3 else ''}, {what}" for names, what in parts if names
-        )
+        received = "; ".join(f"{quoted(names, 3)}, {what}" for names, what in parts if names)
         raise ValueError(
             "`trainable` of layers must be set before `compile`, which decides what is trained. Received: variables that "
             f"have changed since: {received}. Call `compile` again; to freeze while training, take learning rates of 0, "

@@ -80,11 +80,6 @@ class Faults:
         self.numbers_of_epoch = first_replica_variable(tf.zeros([3], tf.int64))
         self.state = [self.numbers, self.flags, self.numbers_of_epoch]
 
-    def fits(self, network: Network) -> bool:
-        """Whether this was made for the same heads and variables."""
-        names = [variable_name(variable) for variable in network.variables.all]
-        return self._variables == names and self._heads == [head.name for head in network.heads]
-
     def skipped(
         self,
         strategy: tf.distribute.Strategy,
