@@ -57,13 +57,7 @@ class FitCall:
         return {**own, **replaced, "shuffle": self.shuffle if keeps_shuffle else False, **self.others}
 
 
-def as_data(
-    x: Dataset,
-    y: Nested,
-    sample_weight: Nested,
-    head_names: Sequence[str],
-    batch_size: int | None = None,
-) -> Data:
+def as_data(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequence[str], batch_size: int | None = None) -> Data:
     """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them."""
     if not gives_batches(x):
         data = read_arrays(x, y, sample_weight, head_names)

@@ -102,7 +102,8 @@ def as_targets(argument: str, value: object, *, is_batch: bool = False) -> Neste
     One batch cannot tell whether they do: its targets stay as they are, a tensor of float64, if they may not.
     """
     array = as_arrays(argument, value)
-    if isinstance(array, np.ndarray):
+    is_rounded = KERAS_3 and not is_batch and getattr(array, "dtype", None) == "float64"  # as all that is no batch is there
+    if is_rounded or isinstance(array, np.ndarray):
         digits, given = Digits(argument), _in_numpy(value)
         digits.add(given)
         if digits.problem and is_batch:
@@ -126,9 +127,6 @@ def read_arrays(x: Dataset, y: Nested, sample_weight: Nested, head_names: Sequen
         )
     inputs = as_arrays("x", x)
     targets = _named_arrays("y", "targets", y, head_names, is_batch=is_batch)
-    for name, array in targets.items() if KERAS_3 and not is_batch else ():
-        if not isinstance(array, np.ndarray) and array.dtype == "float64":  # Keras 3 rounds everything that is no batch
-            as_targets(f"y[{name!r}]", np.asarray(array))
     weights = {}
     if sample_weight is not None:
         weights = _named_arrays("sample_weight", "sample_weights", sample_weight, head_names)

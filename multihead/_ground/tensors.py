@@ -71,19 +71,11 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
     With `in_functions`, what a `tf.function` computes is checked as before, and only its results are not.
     """
 
-    def called(
-        callback: Function,
-        op_type: str | bytes,
-        inputs: Nested,
-        attrs: object,
-        outputs: Nested,
-        op_name: object = None,
-        graph: object = None,
-    ) -> Nested:
+    def called(callback: Function, op_type: str | bytes, *values: Nested, graph: object, **names: object) -> Nested:
         name = op_type.decode() if isinstance(op_type, bytes) else op_type
         if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
             return None
-        return callback(op_type, inputs, attrs, outputs, op_name, graph)
+        return callback(op_type, *values, graph=graph, **names)
 
     callbacks = context.context().op_callbacks
     before = list(callbacks)

@@ -92,10 +92,9 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     Where the trainer was built before, its optimizer and its logs stay.
     """
     heads, shapes, earlier = state.setup.heads, state.shapes, state.built
-    weighting = options.weighting
-    if weighting is not None:
-        weighting.build((sum(head.is_trained for head in heads),))
-    network = Network.of(trainer.encoder, heads, shapes.predictions, weighting=weighting, trainer=trainer)
+    if options.weighting is not None:
+        options.weighting.build((sum(head.is_trained for head in heads),))
+    network = Network.of(trainer.encoder, heads, shapes.predictions, trainer)
     if earlier is not None:  # what is trained is decided once, as are the slots; `check_trained` says what changed since
         trained = earlier.spec.network
         network = replace(network, variables=trained.variables, own=trained.own, shared=trained.shared)

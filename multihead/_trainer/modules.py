@@ -61,7 +61,7 @@ def build_modules(
 
     Modules that are not traced run on `sample`, some examples; None makes some of ones and zeros.
     """
-    shapes = trace_predictions(encoder, heads, specs, known.predictions, sample, eagerly=eagerly)
+    shapes = trace_predictions(encoder, heads, specs, known, sample, eagerly=eagerly)
     predictions, masked = dict(shapes.predictions), list[NamedHead]()
     coupled = [head for head in heads if head.loss.couples_rows]
     if coupled:
@@ -88,13 +88,7 @@ def build_modules(
 
 
 def trace_predictions(
-    encoder: Layer,
-    heads: Sequence[NamedHead],
-    specs: Batch,
-    known: Mapping[str, Predictions],
-    sample: Batch | None,
-    *,
-    eagerly: bool,
+    encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
 ) -> Shapes:
     """Builds the encoder and the heads for a batch; returns what that shows of their shapes.
 
@@ -118,7 +112,7 @@ def trace_predictions(
                 if not head.teacher_forcing or head.name in targets:
                     own = head.like_scaled(targets.get(head.name))
                     predictions[head.name] = _trace_head(head, representation, own, find_leaves=len(heads) > 1)
-                elif head.name not in known:
+                elif head.name not in known.predictions:
                     raise ValueError(
                         f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
                         f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
@@ -346,30 +340,24 @@ def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
 
 
 def read_by_loss(
-    encoder: Layer,
-    heads: Sequence[NamedHead],
-    head: NamedHead,
-    targets: Nested,
-    predictions: tf.TensorSpec,
-    *,
-    eagerly: bool,
+    encoder: Layer, heads: Sequence[NamedHead], head: NamedHead, targets: Nested, spec: tf.TensorSpec, *, eagerly: bool
 ) -> tuple[Variable, ...]:
     """The trainable variables of the encoder and the heads that the loss of a head reads by itself."""
     read: list[tf.Variable] = []
 
     def call(targets: Nested, predictions: tf.Tensor) -> None:
-        clean, weights = head.mask_missing(targets, None, predictions, None, check=False)
+        clean, weights = head.mask_missing(targets, None, spec, None, check=False)
         with _Reading() as reading:
             head.losses(head.like_scaled(clean), predictions, weights)
         read[:] = reading.variables()
 
     with unchanged(head.loss.original, eagerly=eagerly):
         try:
-            graph_function(call).get_concrete_function(targets, predictions)
+            graph_function(call).get_concrete_function(targets, spec)
         except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
             if eagerly:
                 with suppress(Exception):
-                    call(*sample_of((targets, predictions)))
+                    call(*sample_of((targets, spec)))
     modules = (encoder, *(other.module for other in heads))
     owned = {key: variable for module in modules for variable in module_variables(module) for key in handles(variable)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]

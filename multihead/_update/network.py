@@ -13,6 +13,7 @@ import tensorflow as tf
 from multihead._ground.keras import tensor_variable
 from multihead._ground.layers import (
     all_layers,
+    distinct,
     losses_of_call,
     losses_of_weights,
     metrics_of_layers,
@@ -90,15 +91,9 @@ class Network:
 
     @classmethod
     def of(
-        cls,
-        encoder: Layer,
-        heads: Sequence[NamedHead],
-        predictions: Mapping[str, Predictions],
-        *,
-        weighting: Layer = None,
-        trainer: Layer = None,
+        cls, encoder: Layer, heads: Sequence[NamedHead], predictions: Mapping[str, Predictions], trainer: Layer = None
     ) -> Network:
-        """Collects the trainable variables of built modules, of what the heads' losses read, and of a weighting."""
+        """Collects the trainable variables of built modules, of what the heads' losses read, and of the weighting."""
         measured = tuple(head for head in heads if not head.is_trained and head.metric_specs)
         heads = tuple(head for head in heads if head.is_trained)
         encoder_variables = list(getattr(encoder, "trainable_variables", []))
@@ -113,6 +108,7 @@ class Network:
             keys = list(dict.fromkeys(id(tensor_variable(variable)) for variable in variables))
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
             shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder and head.trains_encoder))
+        weighting: Layer = getattr(trainer, "weighting", None)
         learned = [] if weighting is None else list(weighting.trainable_variables)
         owners = () if weighting is None else tuple(weighting.owners(len(heads)))
         modules = [encoder, *(head.module for head in heads)]
@@ -223,7 +219,7 @@ class Network:
         modules = [*self.modules, *(head.module for head in self.measured)]
         metrics = [] if self.trainer is None else list(self.trainer._metrics)
         metrics += [metric for module in modules for metric in metrics_of_layers(module)]
-        return list({id(metric): metric for metric in metrics}.values())
+        return distinct(metrics)
 
     @property
     def losses_of_trainer(self) -> dict[int, tuple[str, Function]]:
@@ -233,8 +229,7 @@ class Network:
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass in training mode may change, such as moving averages."""
-        variables = [variable for module in self.modules for variable in state_variables(module)]
-        return list({id(variable): variable for variable in variables}.values())
+        return distinct(variable for module in self.modules for variable in state_variables(module))
 
 
 def read_different_tensors(network: Network) -> list[tuple[int, int]]:

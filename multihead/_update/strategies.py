@@ -136,23 +136,11 @@ class PassPerHead(BackwardStrategy):
         sums, rest, rows, products = accumulate(one_micro_batch, micro_batches, shapes)
         losses = Losses(weights, sums.losses)
         at_representation = reduced(products, losses.factors)
-        if self.at_parameters:
-            rest, rows = replicas.all_reduce_sum(rest), [replicas.all_reduce_sum(row) for row in rows]
-            return sums, losses, self._balanced(network, rest, rows, losses, at_representation, reuse)
-        coefficients = coefficients_of(self.balancer, losses, at_representation)
-        encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
-        return sums, losses, Combined(encoder, coefficients, at_representation, at_representation)
-
-    def _balanced(
-        self,
-        network: Network,
-        rest: list[Gradient],
-        rows: Rows,
-        losses: Losses,
-        at_representation: tf.Tensor | None,
-        reuse: Reuse | None,
-    ) -> Combined:
-        """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
+        if not self.at_parameters:
+            coefficients = coefficients_of(self.balancer, losses, at_representation)
+            encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
+            return sums, losses, Combined(encoder, coefficients, at_representation, at_representation)
+        rest, rows = replicas.all_reduce_sum(rest), [replicas.all_reduce_sum(row) for row in rows]
         square, is_measured = None, None if reuse is None else reuse.solves
         if self.balancer is not None and "gradients" in self.balancer.uses:
             is_measured, matrices = None, []
@@ -172,8 +160,8 @@ class PassPerHead(BackwardStrategy):
             products = weighted(products, losses.factors)
             coefficients = coefficients_of(self.balancer, losses, products)
             balanced = total(times(rows, losses.times_factors(coefficients)))
-        combined = plus(rest, balanced)
-        return Combined(combined, coefficients, products, at_representation, square, is_measured, rows)
+        encoder = plus(rest, balanced)
+        return sums, losses, Combined(encoder, coefficients, products, at_representation, square, is_measured, rows)
 
 
 def _apart_or_combined(heads: HeadsPass, reuse: Reuse) -> tuple[list[Gradient], Rows]:
