@@ -36,25 +36,10 @@ from multihead._ground.types import (
 )
 from multihead._ground.validation import check_choice, check_positive_whole, quoted, readable_errors
 from multihead._runs.run import checkpoint_of, open_run
+from multihead._trainer import custom_loop, fitting
 from multihead._trainer.building import check_trained
 from multihead._trainer.changes import begin_compile, end_compile, set_heads, set_idle, set_weight
-from multihead._trainer.custom_loop import (
-    ComputedGradients,
-    at_step,
-    computed_gradients,
-    measured,
-    prepared_tensors,
-    to_apply,
-)
-from multihead._trainer.fitting import (
-    evaluating,
-    in_phase,
-    planned,
-    prepared_batch,
-    prepared_evaluation,
-    running_fit,
-    with_progress_line,
-)
+from multihead._trainer.custom_loop import ComputedGradients
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.options import BALANCE_AT, CompileOptions, check_trainer, only_own_options
 from multihead._trainer.state import Origin
@@ -483,7 +468,7 @@ class MultiHeadTrainer(KerasTrainer):
             validation_freq=validation_freq,
             others=kwargs,
         )
-        with open_run(self, checkpoint) as run, running_fit(self, self._state, call, run) as arguments:
+        with open_run(self, checkpoint) as run, fitting.running_fit(self, self._state, call, run) as arguments:
             return super().fit(**arguments)
 
     @readable_errors()
@@ -526,12 +511,12 @@ class MultiHeadTrainer(KerasTrainer):
         # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
         validates = validates_during_fit(kwargs)
         if validates and state.validation is not None:  # of which Keras has an iterator, and a generator no second pass
-            prepared_evaluation(self, state, state.validation.data)
+            fitting.prepared_evaluation(self, state, state.validation.data)
             data = Data(x, y, sample_weight)
         else:
             read = as_data(x, y, sample_weight, state.setup.all_names, None if validates else batch_size)
-            data = prepared_evaluation(self, state, read)
-        with evaluating(self, state, validates=validates):
+            data = fitting.prepared_evaluation(self, state, read)
+        with fitting.evaluating(self, state, validates=validates):
             results: Results = super().evaluate(
                 data.x,
                 data.y,
@@ -539,7 +524,7 @@ class MultiHeadTrainer(KerasTrainer):
                 verbose=verbose,
                 sample_weight=data.sample_weight,
                 steps=steps,
-                callbacks=with_progress_line(self, callbacks, verbose),
+                callbacks=fitting.with_progress_line(self, callbacks, verbose),
                 return_dict=return_dict,
                 **kwargs,
             )
@@ -571,10 +556,10 @@ class MultiHeadTrainer(KerasTrainer):
             )
         check_one_step(self, "train_on_batch")
         check_known(state.setup.heads, "train_on_batch")
-        data = prepared_batch(self, state, x, y, sample_weight)
+        data = fitting.prepared_batch(self, state, x, y, sample_weight)
         if state.phase is None:
             check_trained(self, state)
-        with in_phase(self, state, state.phase, planned(self, state, class_weight)):
+        with fitting.in_phase(self, state, state.phase, fitting.planned(self, state, class_weight)):
             results: Results = super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
@@ -589,8 +574,8 @@ class MultiHeadTrainer(KerasTrainer):
         state.require_options("test_on_batch")
         check_one_step(self, "test_on_batch")
         check_known(state.setup.heads, "test_on_batch")
-        data = prepared_batch(self, state, x, y, sample_weight)
-        with evaluating(self, state):
+        data = fitting.prepared_batch(self, state, x, y, sample_weight)
+        with fitting.evaluating(self, state):
             results: Results = super().test_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
@@ -622,7 +607,7 @@ class MultiHeadTrainer(KerasTrainer):
         options = self._state.require_options("compute_gradients")
         check_known(self._state.setup.heads, "compute_gradients")
         batches = batches_of_update(batch, options.gradient_accumulation_steps)
-        return computed_gradients(self, self._state, batches)
+        return custom_loop.computed_gradients(self, self._state, batches)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
@@ -642,8 +627,8 @@ class MultiHeadTrainer(KerasTrainer):
             ValueError: The trainer is not built yet, or a variable does not belong to it.
         """
         self._state.require_options("apply_gradients")
-        with at_step(self, self._state) as spec:
-            update = to_apply(spec, grads_and_vars, self.update_count)
+        with custom_loop.at_step(self, self._state) as spec:
+            update = custom_loop.to_apply(spec, grads_and_vars, self.update_count)
             return apply_update(spec, self.optimizer, clip(spec, update))
 
     @readable_errors()
@@ -688,8 +673,8 @@ class MultiHeadTrainer(KerasTrainer):
         self._state.require_options("head_gradients")
         check_known(self._state.setup.heads, "head_gradients")
         check_choice("at", at, BALANCE_AT)
-        batch = prepared_tensors(self, self._state, batch)
-        with at_step(self, self._state) as spec:
+        batch = custom_loop.prepared_tensors(self, self._state, batch)
+        with custom_loop.at_step(self, self._state) as spec:
             return gradients_by_head(spec, at, batch, self.update_count, loss_scale(self.optimizer))
 
     @readable_errors()
@@ -731,7 +716,7 @@ class MultiHeadTrainer(KerasTrainer):
         self._state.require_options("diagnose")
         limit = check_positive_whole("batches", batches)
         data = read_batches(x, y, sample_weight, self._state.setup.all_names, batch_size)
-        return measured(self, self._state, data, limit)
+        return custom_loop.measured(self, self._state, data, limit)
 
     # ------------------------------------------------------------------------------------------- exporting
 

@@ -17,16 +17,7 @@ from multihead._data.call import gives_batches
 from multihead._data.data import batches_of_update
 from multihead._data.reading import as_arrays
 from multihead._display.trainer import modules_by_role, print_summary
-from multihead._formats.saving import (
-    check_filepath,
-    check_of_trainer,
-    config_of,
-    from_saved_config,
-    has_seeds,
-    load_beside_keras,
-    not_saved_by_keras,
-    whole_or_unchanged,
-)
+from multihead._formats import saving
 from multihead._ground.calls import InMode, omit_retracing_warning
 from multihead._ground.keras import KerasHooks, add_state, load_as_arrays, tensor_variable
 from multihead._ground.optimizers import loss_scale
@@ -323,7 +314,7 @@ class KerasTrainer(KerasHooks):
         Raises:
             ValueError: `filepath` does not end in `.keras`.
         """
-        check_filepath(filepath, kwargs)
+        saving.check_filepath(filepath, kwargs)
         super().save(filepath, overwrite, **kwargs)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: object) -> None:
@@ -347,7 +338,7 @@ class KerasTrainer(KerasHooks):
             method.build_for_heads()
         parts = [self.encoder, *(head.module for head in self._state.setup.heads), *filter(has_state, methods)]
         before = None if built is None or self._state.phase is None else metrics_of_epoch(self, built)
-        with whole_or_unchanged(filepath, parts, (self, getattr(self, "optimizer", None))) as is_built:
+        with saving.whole_or_unchanged(filepath, parts, (self, getattr(self, "optimizer", None))) as is_built:
             if is_built:
                 self.built = True
             super().load_weights(filepath, skip_mismatch, **kwargs)
@@ -356,28 +347,28 @@ class KerasTrainer(KerasHooks):
 
     def get_config(self) -> Config:
         """The constructor's arguments and the heads."""
-        return config_of(self.name, self.encoder, self._state.setup.heads)
+        return saving.config_of(self.name, self.encoder, self._state.setup.heads)
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: Config | None = None) -> Trainer:
         """Creates a trainer with its heads from the result of `get_config`."""
-        return from_saved_config(cls, config, custom_objects)
+        return saving.from_saved_config(cls, config, custom_objects)
 
     def save_own_variables(self, store: dict[str, Tensor]) -> None:
         """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
         super().save_own_variables(store)
         if self._state.phase is None:
             draw_from_variables(self)
-        for name, variable in not_saved_by_keras(self.encoder, self._state.setup.heads):
+        for name, variable in saving.not_saved_by_keras(self.encoder, self._state.setup.heads):
             store[name] = tf.convert_to_tensor(variable).numpy()
 
     def load_own_variables(self, store: dict[str, Tensor]) -> None:
         """Loads what `save_own_variables` saved; a `ValueError` if the file is not of a trainer."""
-        check_of_trainer(store)
+        saving.check_of_trainer(store)
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
-        if self._state.phase is None and has_seeds(store):
+        if self._state.phase is None and saving.has_seeds(store):
             draw_from_variables(self)
-        load_beside_keras(store, self.encoder, self._state.setup.heads)
+        saving.load_beside_keras(store, self.encoder, self._state.setup.heads)
         load_as_arrays(self.metrics)  # Keras loads these next
 
     def get_build_config(self) -> Config:

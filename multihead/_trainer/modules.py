@@ -14,14 +14,7 @@ import keras
 import tensorflow as tf
 
 from multihead._data.batch import Batch, batch_size, sample_of
-from multihead._ground.calls import (
-    created_outside_of_graphs,
-    graph_function,
-    keras_mask,
-    kinds_with_state,
-    operations_behind,
-    written_resources,
-)
+from multihead._ground import calls
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
 from multihead._ground.references import referenced, unchanged
@@ -129,7 +122,7 @@ def trace_predictions(
                 except ValueError as reason:
                     results.append(reason)  # raised after the trace: variables made in one that fails would have no value
 
-        graph_function(once).get_concrete_function(specs.inputs, specs.targets)
+        calls.graph_function(once).get_concrete_function(specs.inputs, specs.targets)
         (result,) = results
         if isinstance(result, ValueError):
             raise result from result.__cause__
@@ -137,7 +130,7 @@ def trace_predictions(
 
     if not eagerly:
         # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
-        created_outside_of_graphs(trace)
+        calls.created_outside_of_graphs(trace)
         return trace()
     for module in (encoder, *(head.module for head in heads)):
         for part in all_layers(module) or [module]:
@@ -188,10 +181,10 @@ def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known
             representation = DetachedRepresentation(call_encoder(encoder, inputs, training=training, step=step)).nest
             for head in heads:
                 own = head.like_scaled(targets[head.name])
-                masks[head.name] = keras_mask(head.predict(representation, own, training=training, step=step))
+                masks[head.name] = calls.keras_mask(head.predict(representation, own, training=training, step=step))
 
         with suppress(Exception):  # Python that depends on values; others have been traced
-            graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
+            calls.graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
         by_mode.append({name: _form_of(mask) for name, mask in masks.items()})
     for head in heads:
         forms = [form for form in (forms.get(head.name) for forms in by_mode) if form is not None]
@@ -210,14 +203,14 @@ def _form_of(mask: tf.Tensor | None) -> MaskForm | None:
         return False, []
     if not hasattr(mask, "graph"):
         return None
-    behind, written = operations_behind(mask), written_resources(mask.graph.get_operations())
+    behind, written = calls.operations_behind(mask), calls.written_resources(mask.graph.get_operations())
     has_state = any(tensor.name in written for operation in behind for tensor in operation.inputs)
     parts = [
         (operation.type, operation.get_attr("value").SerializeToString() if operation.type == "Const" else b"")
         for operation in behind
         if operation.type != "Identity"
     ]
-    return has_state or bool(kinds_with_state(mask.graph, behind)), sorted(parts)
+    return has_state or bool(calls.kinds_with_state(mask.graph, behind)), sorted(parts)
 
 
 def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
@@ -233,7 +226,7 @@ def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
         have_rows[:] = [tf.is_tensor(leaf) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves]
 
     with suppress(Exception):  # an encoder whose Python depends on values
-        graph_function(forward).get_concrete_function(inputs)
+        calls.graph_function(forward).get_concrete_function(inputs)
     return tuple(have_rows) if any(have_rows) else None
 
 
@@ -312,7 +305,7 @@ def _trace_head(
     # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
     shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
     spec = tf.TensorSpec(shape, predictions.dtype)
-    mask: Nested = keras_mask(predictions)
+    mask: Nested = calls.keras_mask(predictions)
     return Predictions(spec, mask is not None, tuple(depends), mask_form=_form_of(mask))
 
 
@@ -353,7 +346,7 @@ def read_by_loss(
 
     with unchanged(head.loss.original, eagerly=eagerly):
         try:
-            graph_function(call).get_concrete_function(targets, spec)
+            calls.graph_function(call).get_concrete_function(targets, spec)
         except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
             if eagerly:
                 with suppress(Exception):

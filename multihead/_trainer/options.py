@@ -13,19 +13,9 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
+from multihead._ground import optimizers
 from multihead._ground.keras import TUNES_STEPS, check_options_of_replicas
 from multihead._ground.layers import check_initialized
-from multihead._ground.optimizers import (
-    ANY_OPTIMIZER,
-    APPLYING,
-    BY_REPLICAS,
-    COUNTS_IN_PYTHON,
-    NOT_CALLED,
-    get_optimizer,
-    has_loss_scaling,
-    optimizer_classes,
-    optimizer_core,
-)
 from multihead._ground.types import Config, Function, Optimizer, Trainer
 from multihead._ground.validation import check_choice, check_positive_whole, did_you_mean, in_short, nearest, quoted
 from multihead._update.faults import ON_NONFINITE
@@ -231,7 +221,7 @@ def check_compile(
             UserWarning,
             stacklevel=5,
         )
-    core = optimizer_core(optimizer)
+    core = optimizers.optimizer_core(optimizer)
     decays = {f"weight_decay_multiplier of head {head.name!r}": head.weight_decay_multiplier for head in heads}
     for argument, rate in {"encoder_weight_decay_multiplier": checked.encoder_weight_decay_multiplier, **decays}.items():
         if rate not in (0, 1) and core.weight_decay is None:
@@ -247,18 +237,20 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
     """Returns a Keras optimizer for an optimizer, its name or its configuration, checked."""
     optimizer, problem = None, ""
     try:
-        optimizer = get_optimizer(received)
+        optimizer = optimizers.get_optimizer(received)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         problem = f" Keras says: {in_short(error)}"
     if optimizer is None:  # as Keras 3 returns for None
-        hint = did_you_mean([received], optimizer_classes(), "Pass an instance, as in keras.optimizers.Adam(0.001).")
+        hint = did_you_mean(
+            [received], optimizers.optimizer_classes(), "Pass an instance, as in keras.optimizers.Adam(0.001)."
+        )
         raise ValueError(
             f"`optimizer` must be a Keras optimizer, its name or its configuration; the names are "
-            f"{quoted(optimizer_classes())}. Received: optimizer={received!r}. {hint}{problem}"
+            f"{quoted(optimizers.optimizer_classes())}. Received: optimizer={received!r}. {hint}{problem}"
         )
-    values = vars(optimizer_core(optimizer)).values()
+    values = vars(optimizers.optimizer_core(optimizer)).values()
     parts = tf.nest.flatten([list(value.values()) if isinstance(value, dict) else value for value in values])
-    if any(isinstance(part, ANY_OPTIMIZER) for part in parts):  # whose slots it does not create itself
+    if any(isinstance(part, optimizers.ANY_OPTIMIZER) for part in parts):  # whose slots it does not create itself
         raise ValueError(
             "`optimizer` must be one optimizer, whose state of idle heads an update can restore. Received: "
             f"{type(optimizer).__name__}, which contains another one. Pass one optimizer, which trains everything; "
@@ -272,8 +264,8 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
             f"{kind.__name__} of {kind.__module__}, a legacy optimizer. Use its counterpart in keras.optimizers, or write a "
             "subclass of keras.optimizers.Optimizer with `build` and `update_step`."
         )
-    core = optimizer_core(optimizer)
-    if isinstance(core, COUNTS_IN_PYTHON):
+    core = optimizers.optimizer_core(optimizer)
+    if isinstance(core, optimizers.COUNTS_IN_PYTHON):
         raise ValueError(
             "`optimizer` must keep its whole state in variables. Received: Nadam of Keras 2, which counts steps in Python: "
             "in a graph it does not compute Nadam, and a saved one does not go on. Pass Adam or AdamW, or install Keras 3."
@@ -286,17 +278,17 @@ def check_optimizer(received: Optimizer, num_replicas: int = 1) -> Optimizer:
                 f"the sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
                 f"`{instead.format(value=value)}` to `compile`."
             )
-    not_called = NOT_CALLED if num_replicas == 1 else (*NOT_CALLED, *BY_REPLICAS)
+    not_called = optimizers.NOT_CALLED if num_replicas == 1 else (*optimizers.NOT_CALLED, *optimizers.BY_REPLICAS)
     changed = overridden(type(core), not_called, keras.optimizers.Optimizer)
     # Methods of the instance would apply to a copy of it, on several replicas.
-    changed += [name for name in (*not_called, *(() if num_replicas == 1 else APPLYING)) if name in vars(core)]
+    changed += [name for name in (*not_called, *(() if num_replicas == 1 else optimizers.APPLYING)) if name in vars(core)]
     if changed:
         raise ValueError(
             f"`optimizer` must not override {quoted(changed)}, which updates do not call: the trainer computes, scales and "
             f"sums gradients. Received: {type(core).__name__}. Change gradients in `apply_gradients` of a "
             "subclass, or by a `clip=` of your own, and losses by `weighting=`."
         )
-    if has_loss_scaling(optimizer) and not type(optimizer).__module__.startswith("keras."):
+    if optimizers.has_loss_scaling(optimizer) and not type(optimizer).__module__.startswith("keras."):
         raise ValueError(
             "`optimizer` must be Keras's own LossScaleOptimizer if it scales losses: updates use its scale, not its methods."
             f" Received: {type(optimizer).__name__}, a subclass. Override methods of the optimizer inside of it instead."

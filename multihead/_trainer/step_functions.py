@@ -33,7 +33,6 @@ class StepFunction:
     def __init__(self, trainer: Trainer, state: TrainerState, attribute: str, make: Function) -> None:
         self._trainer, self._state, self._attribute, self._make = trainer, state, attribute, make
         self.plan = Plan()
-        self.calls = 0  # that have made a step
         self._functions: dict[Plan, Step] = {}
 
     @contextmanager
@@ -55,9 +54,7 @@ class StepFunction:
         earlier, self._state.plan = self._state.plan, plan
         try:
             with unchecked(in_functions=True):  # means over nothing are NaN
-                logs = self._functions[plan](iterator)
-            self.calls += 1
-            return logs
+                return self._functions[plan](iterator)
         finally:
             self._state.plan = earlier
 

@@ -10,19 +10,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground import layers
 from multihead._ground.keras import tensor_variable
-from multihead._ground.layers import (
-    all_layers,
-    distinct,
-    losses_of_call,
-    losses_of_weights,
-    metrics_of_layers,
-    own_losses,
-    own_state,
-    state_variables,
-)
 from multihead._ground.tensors import precision_of, where
-from multihead._ground.types import Function, Layer, Metric, Nested, Tensor, Variable
+from multihead._ground.types import Layer, Metric, Nested, Tensor, Variable
 from multihead.heads._named import NamedHead
 from multihead.rates import Factor, values_at
 
@@ -112,7 +103,12 @@ class Network:
         learned = [] if weighting is None else list(weighting.trainable_variables)
         owners = () if weighting is None else tuple(weighting.owners(len(heads)))
         modules = [encoder, *(head.module for head in heads)]
-        with_state = {id(layer): (layer, module) for module in modules for layer in all_layers(module) if own_state(layer)}
+        with_state = {
+            id(layer): (layer, module)
+            for module in modules
+            for layer in layers.all_layers(module)
+            if layers.own_state(layer)
+        }
         return cls(
             encoder=encoder,
             heads=heads,
@@ -121,7 +117,7 @@ class Network:
             shared=tuple(shared),
             learned_by=owners,
             predictions=predictions,
-            stateful=tuple(bool(state_variables(head.module)) for head in heads),
+            stateful=tuple(bool(layers.state_variables(head.module)) for head in heads),
             with_state=tuple(with_state.values()),
             measured=measured,
             trainer=trainer,
@@ -191,21 +187,21 @@ class Network:
 
             flags = [tf.reduce_all([frozen(i) for i in trains])] if trains else []
             moves = ~tf.reduce_any([*flags, *map(frozen, learns)])
-            changes.append((moves, own_state(layer)))
+            changes.append((moves, layers.own_state(layer)))
         return changes
 
     @property
     def _learning_layers(self) -> list[tuple[Layer, list[int], list[int]]]:
         """The layers that change variables of their own, with the positions of what they assign to and what they train."""
         positions = {id(tensor_variable(variable)): i for i, variable in enumerate(self.variables.all)}
-        layers = []
+        learning = []
         for layer, module in self.with_state:
-            learns = [variable for variable in own_state(layer) if variable.trainable]
+            learns = [variable for variable in layers.own_state(layer) if variable.trainable]
             trains = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
             # Those that are not among the trained variables have the position -1, which counts as frozen.
             places = ([positions.get(id(tensor_variable(one)), -1) for one in variables] for variables in (learns, trains))
-            layers.append((layer, *places))
-        return layers
+            learning.append((layer, *places))
+        return learning
 
     @staticmethod
     def _is_frozen(learns: Sequence[int], trains: Sequence[int], frozen: Collection[int]) -> bool:
@@ -218,18 +214,13 @@ class Network:
         """The metrics that the trainer itself and the layers of the modules keep, each once, in the order of Keras."""
         modules = [*self.modules, *(head.module for head in self.measured)]
         metrics = [] if self.trainer is None else list(self.trainer._metrics)
-        metrics += [metric for module in modules for metric in metrics_of_layers(module)]
-        return distinct(metrics)
-
-    @property
-    def losses_of_trainer(self) -> dict[int, tuple[str, Function]]:
-        """The losses that were added to the trainer itself."""
-        return {} if self.trainer is None else own_losses(self.trainer)
+        metrics += [metric for module in modules for metric in layers.metrics_of_layers(module)]
+        return layers.distinct(metrics)
 
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass in training mode may change, such as moving averages."""
-        return distinct(variable for module in self.modules for variable in state_variables(module))
+        return layers.distinct(variable for module in self.modules for variable in layers.state_variables(module))
 
 
 def read_different_tensors(network: Network) -> list[tuple[int, int]]:
@@ -247,7 +238,7 @@ def sum_of(losses: Sequence[tf.Tensor | None], dtype: tf.DType | None = None) ->
 
 def loss_of_call(module: Layer) -> tf.Tensor | None:
     """The sum of the losses that the latest call of a module has added; None without any."""
-    return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
+    return sum_of([_scalar(name, loss) for name, loss in layers.losses_of_call(module)])
 
 
 def loss_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor | None = None) -> tf.Tensor | None:
@@ -255,10 +246,10 @@ def loss_of_weights(network: Network, active: tf.Tensor, encoder: tf.Tensor | No
 
     Those of heads alone count if one of them is active, the encoder's if it takes part: `encoder`, or None if it does.
     """
-    losses = dict[int, tuple[str, Function]]({**losses_of_weights(network.encoder), **network.losses_of_trainer})
+    losses = layers.losses_of_weights(network.encoder) | layers.own_losses(network.trainer)
     encoder_losses, owners = set(losses), dict[int, list[int]]()
     for k, head in enumerate(network.heads):
-        for key, named_loss in losses_of_weights(head.module).items():
+        for key, named_loss in layers.losses_of_weights(head.module).items():
             losses[key] = named_loss
             owners.setdefault(key, []).append(k)
     values = []

@@ -19,19 +19,12 @@ from multihead._ground.layers import state_variables, use_seed_variables
 from multihead._ground.random import random_numbers
 from multihead._ground.tensors import as_real, in_xla
 from multihead._ground.types import Gradient, Nested
+from multihead._update import strategies
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
 from multihead._update.passes import ByLoss, EncoderPass, HeadsPass, shapes_of, with_losses
 from multihead._update.representation import DetachedRepresentation, Rows, call_encoder, times, total
-from multihead._update.strategies import (
-    BackwardStrategy,
-    CombinedFirst,
-    Gathered,
-    PassPerHead,
-    coefficients_of,
-    computed_or_none,
-    reduced,
-)
+from multihead._update.strategies import BackwardStrategy
 from multihead._update.update import Combined, RollBack
 from multihead._update.weights import Losses, LossWeights
 
@@ -96,9 +89,9 @@ class TwoPasses(BackwardStrategy):
     repeatable: Repeatable = Repeatable((), ())
     passes = "forward twice and backward once"
 
-    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> strategies.Gathered:
         if len(micro_batches) == 1 or in_xla():  # in XLA, micro-batches that are empty have no size that is known
-            strategy = CombinedFirst if len(micro_batches) == 1 else PassPerHead
+            strategy = strategies.CombinedFirst if len(micro_batches) == 1 else strategies.PassPerHead
             return strategy(self.balancer, self.measure).gradients(network, micro_batches, weights)
         reuse = self._reuse(weights)
         before, kept, nothing = RollBack(self.repeatable.state), list[Nested](), [None] * len(network.encoder_tensors)
@@ -109,7 +102,7 @@ class TwoPasses(BackwardStrategy):
             if reuse is not None:
                 known = reuse.coefficients
                 combined = lambda: heads.backward(total(times(rows, known)), known)  # noqa: E731
-                encoder = computed_or_none(~reuse.solves, combined, network.encoder_tensors)
+                encoder = strategies.computed_or_none(~reuse.solves, combined, network.encoder_tensors)
             sums = heads.sums(is_measured=self.measure is not None)
             return _Sums(sums, encoder, heads.shared, self._measured(rows)), _Kept(rows, heads.added_at_representation)
 
@@ -132,13 +125,13 @@ class TwoPasses(BackwardStrategy):
         inputs = [part.inputs for part in parts]
         sums = accumulate(first, MicroBatches(parts, 1), self._shapes_of_first(network, reuse is not None), kept)
         losses = Losses(weights, sums.common.losses)
-        products = reduced(sums.products, losses.factors)
-        coefficients = coefficients_of(self.balancer, losses, products)
+        products = strategies.reduced(sums.products, losses.factors)
+        coefficients = strategies.coefficients_of(self.balancer, losses, products)
         loss_coefficients = losses.times_factors(coefficients)
         if reuse is None:
             encoder = again()
         else:
-            encoder = plus(sums.encoder, computed_or_none(reuse.solves, again, network.encoder_tensors))
+            encoder = plus(sums.encoder, strategies.computed_or_none(reuse.solves, again, network.encoder_tensors))
         return sums.common, losses, Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
 
     def _shapes_of_first(self, network: Network, may_reuse: bool) -> tuple[_Sums, _Kept]:

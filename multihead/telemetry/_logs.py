@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import METRICS_ARE_SORTED, Untracked, first_replica_variable, tensor_variable
-from multihead._ground.layers import distinct, losses_of_call, losses_of_weights
+from multihead._ground.layers import distinct, losses_of_call, losses_of_weights, own_losses
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Config, Metric, Tensor
 from multihead._update.spec import UpdateSpec
@@ -125,7 +125,7 @@ class LogMetrics:
         # Of the heads, in the total loss of an evaluation.
         self.weights = first_replica_variable(tf.ones([len(heads)], spec.network.dtype))
         self._adds_losses = any(losses_of_call(module) or losses_of_weights(module) for module in spec.network.modules)
-        self._adds_losses |= bool(spec.network.losses_of_trainer)
+        self._adds_losses |= bool(own_losses(spec.network.trainer))
         self._names_in_logs: list[str] | None = None
         self._check_names()
 
