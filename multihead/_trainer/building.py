@@ -201,7 +201,7 @@ def _backward(balancer: Balancer | None, options: CompileOptions, network: Netwo
     if is_single or is_known:
         return CombinedFirst(balancer, measure)
     is_one = sum(head.trains_encoder for head in network.heads) == 1  # for which one backward pass is enough
-    keeps = not is_one and options.jit_compile is not True and shapes.specs is not None
+    keeps = not is_one and options.jit_compile is not True
     repeatable = Repeatable.of(network, shapes.specs.inputs) if keeps and shapes.specs is not None else None
     if repeatable is None:
         return PassPerHead(balancer, measure, may_reuse=may_reuse)

@@ -125,10 +125,8 @@ def begin_compile(
     check_scope(trainer.distribute_strategy, [trainer.encoder, *(head.module for head in state.setup.heads)])
     heads = scale_targets(state.setup.heads, target_scaling)
     if optimizer is None:
-        optimizer = (
-            "rmsprop" if state.origin is None or state.origin.optimizer is None else copied_optimizer(state.origin.optimizer)
-        )
-    if requested.run_eagerly is None and state.origin is not None and state.origin.runs_eagerly:
+        optimizer = "rmsprop" if state.origin.optimizer is None else copied_optimizer(state.origin.optimizer)
+    if requested.run_eagerly is None and state.origin.runs_eagerly:
         requested = replace(requested, run_eagerly=requested.jit_compile is not True)
     trained = [head for head in heads if head.is_trained]
     optimizer, options = check_compile(optimizer, requested, trained, trainer.distribute_strategy)
@@ -136,7 +134,7 @@ def begin_compile(
         changed = [head for head, earlier in zip(heads, state.setup.heads) if head != earlier]
         warn_of_trained_modules([head for head in changed if state.added[head.name] < trainer.num_updates])
         set_heads(trainer, state, heads)
-        if state.origin is not None:
+        if state.origin.name:
             warn_of_model(state.origin.name, heads)
     _forget(trainer, state)
     return optimizer, options

@@ -6,8 +6,8 @@ does not have; there the pass is a real one, on a sample of the data, and what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import keras
@@ -18,6 +18,7 @@ from multihead._ground import calls
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
 from multihead._ground.references import referenced, unchanged
+from multihead._ground.tape import PersistentTape
 from multihead._ground.tensors import has_gradients, where
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
@@ -97,9 +98,9 @@ def trace_predictions(
 
     def forward(inputs: Nested, targets: dict[str, Tensor]) -> Shapes:
         with tf.variable_creator_scope(keep):
-            with _Reading() as reading:
+            with _reading() as read:
                 output = call_encoder(encoder, inputs, training=False)
-            _check_held("`encoder`", encoder, reading.variables())
+            _check_held("`encoder`", encoder, read)
             representation, predictions = DetachedRepresentation(output), {}
             for head in heads:
                 if not head.teacher_forcing or head.name in targets:
@@ -230,45 +231,26 @@ def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
     return tuple(have_rows) if any(have_rows) else None
 
 
-class _Reading:
-    """Finds the trainable variables that are read within this context.
+@contextmanager
+def _reading() -> Iterator[list[tf.Variable]]:
+    """A context; afterwards, the list that it gives has the trainable variables that were read in it.
 
     In a graph it looks at the operations, since tapes are paused where variables are created (`tf.init_scope`).
-    `watched` are the tensors for which `depend` can be asked.
     """
-
-    def __init__(self, watched: Sequence[tf.Tensor] = ()) -> None:
-        self._watched = list(watched)
-        self._tape = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
-        self._graph = tf.compat.v1.get_default_graph()
-        self._start = 0 if self._tape else len(self._graph.get_operations())
-
-    def __enter__(self) -> _Reading:
-        if self._tape:
-            self._tape.__enter__()
-            self._tape.watch(self._watched)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._tape:
-            self._tape.__exit__(*error)
-
-    def variables(self) -> list[tf.Variable]:
-        if self._tape:
-            return list(self._tape.watched_variables())
-        handles = {inside.name: outside for outside, inside in self._graph.captures}
-        operations = self._graph.get_operations()[self._start :]
-        names = {tensor.name for operation in operations for tensor in operation.inputs} & handles.keys()
-        read = {id(handles[name]) for name in names}
-        watched = self._graph._watched_variables  # `variables` is known only when the trace is done
-        return [variable for variable in watched if variable.trainable and id(variable.handle) in read]
-
-    def depend(self, result: tf.Tensor) -> list[bool]:
-        """For each watched tensor, whether a result depends on it."""
-        if not has_gradients(result):
-            return [False] * len(self._watched)
-        gradient = self._tape.gradient if self._tape else tf.gradients
-        return [part is not None for part in gradient(result, self._watched)]
+    read = list[tf.Variable]()
+    if tf.executing_eagerly():
+        with tf.GradientTape() as tape:
+            yield read
+        read += tape.watched_variables()
+        return
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    yield read
+    handles = {inside.name: outside for outside, inside in graph.captures}
+    inputs = {tensor.name for operation in graph.get_operations()[start:] for tensor in operation.inputs}
+    read_handles = {id(handles[name]) for name in inputs & handles.keys()}
+    watched = graph._watched_variables  # `variables` is known only when the trace is done
+    read += [variable for variable in watched if variable.trainable and id(variable.handle) in read_handles]
 
 
 def _trace_head(
@@ -277,7 +259,7 @@ def _trace_head(
     """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
     leaves, nest = representation.leaves, representation.nest
     head.read(nest)  # an unknown key is an error of its own
-    with _Reading(leaves) as reading:
+    with PersistentTape(leaves) as tape, _reading() as read:
         try:
             predictions = head.predict(nest, targets, training=False)
         except Exception as error:
@@ -292,14 +274,16 @@ def _trace_head(
                 f"`reads={first!r}` to `add_head`, or `teacher_forcing=True` if it also reads targets. The module says: "
                 f"{in_short(error)}"
             ) from error
-    _check_held(f"The module of head {head.name!r}", head.module, reading.variables())
+    _check_held(f"The module of head {head.name!r}", head.module, read)
     if not isinstance(predictions, tf.Tensor):
         raise ValueError(
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
             f"Received: {described(predictions)}. Give one of them, or add one head for each."
         )
     if find_leaves and len(leaves) > 1 and head.trains_encoder:
-        depends = reading.depend(predictions)
+        ones = [tf.ones_like(predictions)]
+        gradients = tape.gradient([predictions], ones) if has_gradients(predictions) else [None] * len(leaves)
+        depends = [gradient is not None for gradient in gradients]
     else:
         depends = [head.reads_floats(nest)] * len(leaves)
     # An encoder may have a fixed batch size; all labels of arrays, which are checked at once, have another number of rows.
@@ -340,9 +324,9 @@ def read_by_loss(
 
     def call(targets: Nested, predictions: tf.Tensor) -> None:
         clean, weights = head.mask_missing(targets, None, spec, None, check=False)
-        with _Reading() as reading:
+        with _reading() as found:
             head.losses(head.like_scaled(clean), predictions, weights)
-        read[:] = reading.variables()
+        read[:] = found
 
     with unchanged(head.loss.original, eagerly=eagerly):
         try:

@@ -80,11 +80,11 @@ class Checked(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The Keras model from which `from_model` made a trainer: its name, and what it was compiled with."""
+    """The Keras model from which `from_model` made a trainer: its name, and what it was compiled with; empty for others."""
 
-    name: str
-    optimizer: Optimizer | None
-    runs_eagerly: bool
+    name: str = ""
+    optimizer: Optimizer | None = None
+    runs_eagerly: bool = False
 
 
 class TrainerState:
@@ -102,7 +102,7 @@ class TrainerState:
         self.evaluates = False  # whether the step that was traced last is one of an evaluation
         self.plan = Plan()  # what the step that runs now was made with; nothing where a step is called by hand
         self.validation: Checked | None = None  # the validation data of a `fit` that is running
-        self.origin: Origin | None = None  # the model that `from_model` has made the trainer of
+        self.origin = Origin()
 
     def require_options(self, method: str) -> CompileOptions:
         """The options of `compile`, which a method needs."""
