@@ -50,11 +50,7 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
     variables, trains_any = [network.variables.all[i] for i in places], update.participation.any
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique. Gradients
     # have the dtype of their variables, although balancing half precision, for one, gives float32.
-    unique = [(deduplicate(gradients[i]), variable.dtype) for i, variable in zip(places, variables)]
-    present = [
-        gradient if gradient.dtype == dtype else map_values(partial(tf.cast, dtype=dtype), gradient)
-        for gradient, dtype in unique
-    ]
+    present = [map_values(partial(tf.cast, dtype=var.dtype), deduplicate(gradients[i])) for i, var in zip(places, variables)]
     # What `update.broken` has not looked at: clipped, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
     finite = all_hold([~update.broken.is_any, *(is_finite(gradient) for gradient in present if id(gradient) not in known)])

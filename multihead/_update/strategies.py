@@ -155,8 +155,7 @@ class PassPerHead(BackwardStrategy):
             if is_measured is None:
                 products = inner_products(rows)
             else:
-                size = [len(rows)] * 2
-                products = tf.cond(is_measured, lambda: inner_products(rows), lambda: tf.zeros(size, tf.float64))
+                (products,) = computed_if(is_measured, lambda: [inner_products(rows)], [tf.constant([len(rows)] * 2)])
             products = weighted(products, losses.factors)
             coefficients = coefficients_of(self.balancer, losses, products)
             balanced = total(times(rows, losses.times_factors(coefficients)))
