@@ -71,7 +71,7 @@ def unchecked(*, in_functions: bool = False) -> Iterator[None]:
     With `in_functions`, what a `tf.function` computes is checked as before, and only its results are not.
     """
 
-    def called(callback: Function, op_type: str | bytes, *values: Nested, graph: object, **names: object) -> Nested:
+    def called(callback: Function, op_type: str | bytes, *values: Nested, graph: object = None, **names: object) -> Nested:
         name = op_type.decode() if isinstance(op_type, bytes) else op_type
         if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
             return None

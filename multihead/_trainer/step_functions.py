@@ -33,6 +33,7 @@ class StepFunction:
     def __init__(self, trainer: Trainer, state: TrainerState, attribute: str, make: Function) -> None:
         self._trainer, self._state, self._attribute, self._make = trainer, state, attribute, make
         self.plan = Plan()
+        self.calls = 0  # that have made a step
         self._functions: dict[Plan, Step] = {}
 
     @contextmanager
@@ -54,7 +55,9 @@ class StepFunction:
         earlier, self._state.plan = self._state.plan, plan
         try:
             with unchecked(in_functions=True):  # means over nothing are NaN
-                return self._functions[plan](iterator)
+                logs = self._functions[plan](iterator)
+            self.calls += 1
+            return logs
         finally:
             self._state.plan = earlier
 
