@@ -37,7 +37,7 @@ from multihead._ground.types import (
 from multihead._ground.validation import check_choice, check_positive_whole, quoted, readable_errors
 from multihead._runs.run import checkpoint_of, open_run
 from multihead._trainer import custom_loop, fitting
-from multihead._trainer.building import check_trained
+from multihead._trainer.building import check_switches
 from multihead._trainer.changes import begin_compile, end_compile, set_heads, set_idle, set_weight
 from multihead._trainer.custom_loop import ComputedGradients
 from multihead._trainer.keras_trainer import KerasTrainer
@@ -558,7 +558,7 @@ class MultiHeadTrainer(KerasTrainer):
         check_known(state.setup.heads, "train_on_batch")
         data = fitting.prepared_batch(self, state, x, y, sample_weight)
         if state.phase is None:
-            check_trained(self, state)
+            check_switches(self, state)
         with fitting.in_phase(self, state, state.phase, fitting.planned(self, state, class_weight)):
             results: Results = super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs

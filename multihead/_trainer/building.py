@@ -11,7 +11,7 @@ from multihead._data.batch import Batch, as_tensors, check_rows, open_batch_size
 from multihead._data.data import Data
 from multihead._ground import replicas
 from multihead._ground.keras import first_replica_variable, metric_variables, tensor_variable, variable_name
-from multihead._ground.layers import unlock
+from multihead._ground.layers import all_layers, unlock
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.tensors import inner_products, outside_of_graphs
 from multihead._ground.types import Dataset, Nested, Trainer
@@ -100,7 +100,7 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
         network = replace(network, variables=trained.variables, own=trained.own, shared=trained.shared)
     methods = _built_methods(network, options, shapes, trainer.balancer)
     if earlier is not None:
-        return Built(UpdateSpec(network, methods, earlier.spec.running), earlier.logs)
+        return replace(earlier, spec=UpdateSpec(network, methods, earlier.spec.running))
     _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
     built = build_optimizer(state.setup.optimizer, network.variables.all)
     slots = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
@@ -108,7 +108,17 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
-    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once))
+    parts = [part for module in network.modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
+    switches = tuple((part, part.trainable) for part in parts if hasattr(part, "trainable"))
+    return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
+
+
+def check_switches(trainer: Trainer, state: TrainerState) -> None:
+    """As `check_trained`, in a fraction of its time, before each update of a custom loop."""
+    built = state.built
+    same_optimizer = trainer.optimizer is state.setup.optimizer
+    if not same_optimizer or (built is not None and any(part.trainable != was for part, was in built.switches)):
+        check_trained(trainer, state)
 
 
 def check_trained(trainer: Trainer, state: TrainerState) -> None:

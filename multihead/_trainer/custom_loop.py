@@ -18,7 +18,7 @@ from multihead._ground.optimizers import loss_scale
 from multihead._ground.tensors import unchecked, where
 from multihead._ground.types import Gradient, Nested, Variable
 from multihead._ground.validation import quoted
-from multihead._trainer.building import check_trained, runs_eagerly, unpacked
+from multihead._trainer.building import check_switches, runs_eagerly, unpacked
 from multihead._trainer.keras_trainer import KerasTrainer
 from multihead._trainer.state import TrainerState
 from multihead._update.faults import Broken
@@ -126,7 +126,7 @@ def at_step(trainer: KerasTrainer, state: TrainerState) -> Iterator[UpdateSpec]:
     """How the next update is computed; within the context, a graph checks that it was traced for the current period."""
     spec = state.require_built(trains=True).spec
     if state.phase is None:
-        check_trained(trainer, state)
+        check_switches(trainer, state)
     stage = trainer.stage
     following = spec.running.periods[stage + 1 :]
     checks = []
@@ -163,7 +163,7 @@ def measured(trainer: KerasTrainer, state: TrainerState, batches: Iterable[Neste
     if not parts:
         raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
     spec, eagerly = state.require_built().spec, runs_eagerly(trainer)
-    check_trained(trainer, state)
+    check_switches(trainer, state)
     scaled = [head.scaling for head in state.setup.heads if head.scaling is not None]
     scalings = [variable for scaling in scaled for variable in scaling.variables]
     functions_run_eagerly = tf.config.functions_run_eagerly()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from multihead._data.batch import Batch
 from multihead._data.data import Data
-from multihead._ground.types import Optimizer
+from multihead._ground.types import Layer, Optimizer, Variable
 from multihead._ground.validation import quoted
 from multihead._trainer.modules import Shapes
 from multihead._trainer.options import CompileOptions
@@ -61,6 +61,7 @@ class Built:
 
     spec: UpdateSpec
     logs: LogMetrics
+    switches: tuple[tuple[Layer | Variable, bool], ...]  # what has a `trainable`, and its value when it was built
 
 
 class Checked(NamedTuple):
