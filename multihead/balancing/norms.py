@@ -312,11 +312,6 @@ class MetaBalance(Balancer):
     def rescale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rows, _, finite = prepared(gradients)
         length, mass = read_state(self.lengths), read_state(self.masses)
-        if len(rows) != length.shape[1]:
-            raise ValueError(
-                f"`gradients` must contain as many tensors as {type(self).__name__} was built for, {length.shape[1]}. "
-                f"Received: {len(rows)}. Build it with a list of shapes, one per gradient tensor."
-            )
         norms = tf.stack([tf.sqrt(tf.reduce_sum(matrix**2, axis=1)) for matrix in rows], axis=1)
         active = (norms > 0) & finite
         length = where(active, self.beta * length + (1.0 - self.beta) * norms, length)

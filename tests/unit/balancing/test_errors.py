@@ -96,14 +96,14 @@ def test_running_gradients_are_for_parameters_of_known_number(method):
         method().build((2, None))
     balancer = method()
     balancer(ROWS)
-    with pytest.raises(ValueError, match=r"`gradients` must have the shapes .* \[\(2, 2\)\]\. Received: \[\(2, 3\)\]"):
+    with pytest.raises(ValueError, match=r"gradients of the sizes \[2\]\. Received: num_heads=2, sizes \[3\]\. Use one"):
         balancer(np.ones((2, 3)))
 
 
 def test_another_number_of_heads_than_the_state_was_made_for():
     for balancer in (balancing.GradVac(), balancing.MetaBalance()):
         balancer(np.eye(3))
-        with pytest.raises(ValueError, match=r"has state for 3 heads\. Received: num_heads=2\. Use one balancer per"):
+        with pytest.raises(ValueError, match=r"has state for 3 heads .* Received: num_heads=2, sizes .* Use one balancer per"):
             balancer(ROWS)
     stateless = balancing.UPGrad()
     assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
