@@ -106,17 +106,13 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
             f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
             "Let the loss give one value per label; for the log likelihood of a sequence use `multihead.models.CRFTagger`."
         )
-    if spec.class_weight is not None and spec.loss.is_total:
-        raise ValueError(
-            f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each row. Received: "
-            f"{spec.loss.name!r}, which gives one for all rows. Return an array, or leave `class_weight` out."
-        )
     is_row, has_columns = actual.rank > rank, gives_columns(actual, rank)
-    if spec.class_weight is not None and actual.rank > rank + 1:
+    if spec.class_weight is not None and (spec.loss.is_total or actual.rank > rank + 1):
+        values = "one value for all rows" if spec.loss.is_total else f"values of shape {shape[:rank]}"
         raise ValueError(
             f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each class number or row of classes. "
-            f"Received: {spec.loss.name!r}, with values of shape {shape[:rank]} for targets of shape {targets.shape}. "
-            "Return more values, or leave `class_weight` out."
+            f"Received: {spec.loss.name!r}, with {values} for targets of shape {targets.shape}. Return more values, or "
+            "leave `class_weight` out."
         )
     num_classes = shape[-1] if has_columns or over == CLASSES else None
     if spec.class_weight is not None and num_classes is not None and max(spec.class_weight) >= num_classes:
@@ -144,6 +140,7 @@ def find_problems(
     targets: tf.Tensor,
     rank: int,
     is_missing: tf.Tensor | None,
+    is_labelled: tf.Tensor | None,
     is_kept: tf.Tensor | None,
     element_weights: tf.Tensor | None,
     predictions: tf.TensorSpec,
@@ -151,8 +148,8 @@ def find_problems(
     """The rules that the labels and weights of a batch could break.
 
     The first `rank` axes of the targets index the elements. `is_missing`: which targets mark a missing label; None: none.
-    `is_kept`: which elements have a mask and a weight that keep them; None: all. `element_weights`: the sample weights;
-    None: ones.
+    `is_labelled`: which elements have no such target, and `is_kept`: which have a mask and a weight that keep them; None:
+    all. `element_weights`: the sample weights; None: ones.
     """
     inner, has_columns = list(range(rank, targets.shape.rank)), gives_columns(targets.shape, rank)
     targets_kept = None if is_kept is None else with_inner(is_kept, targets)
@@ -170,28 +167,26 @@ def find_problems(
         remedy = "For several labels in a row, let the loss give a value for each, or weight the rows by `sample_weight`."
         is_present = None if present is None else tf.reduce_all(present, axis=-1)
         problems.append(Problem(both(is_broken, is_present), values, rule, remedy))
+    whole_rows = f"{spec.targets} must be missing for a whole row or not at all, since"
     if inner and is_missing is not None:
         any_missing, all_missing = (
             reduce(is_missing, axis=inner, keepdims=True) for reduce in (tf.reduce_any, tf.reduce_all)
         )
-        rule = (
-            f"{spec.targets} must be missing for a whole row or not at all, since the loss {spec.loss.name!r} gives one "
-            "value for all of a row's labels"
-        )
+        rule = f"{whole_rows} the loss {spec.loss.name!r} gives one value for all of a row's labels"
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
         problems.append(Problem(both(any_missing & ~all_missing & is_missing, targets_kept), values, rule, remedy))
-    if rank > 1:
-        is_labelled = both(is_kept, None if is_missing is None else ~tf.reduce_any(is_missing, axis=inner))
-        if is_labelled is not None:
-            problems += [_partly_labelled(spec, values, is_labelled, *reason) for reason in _undeclared(spec)]
+    is_labelled = both(is_kept, is_labelled)
+    if rank > 1 and is_labelled is not None:  # a row must have all of its labels or none
+        axes = list(range(1, is_labelled.shape.rank))
+        broken = tf.reduce_any(is_labelled, axis=axes) & ~tf.reduce_all(is_labelled, axis=axes)
+        problems += [Problem(broken, values, f"{whole_rows} {why}", remedy) for why, remedy in _undeclared(spec)]
     if spec.module_rules is not None and targets.shape.rank > 1:
         everywhere = tf.ones_like(targets, tf.bool)
         for broken, rule, remedy in spec.module_rules(targets, everywhere if present is None else everywhere & present):
             problems.append(Problem(broken, values, f"{spec.targets} must {rule}", remedy))
     if element_weights is not None:
         argument = f"`sample_weights[{spec.name!r}]` must be"
-        is_counted = both(is_kept, None if is_missing is None else ~tf.reduce_any(is_missing, axis=inner))
-        broken = both(is_counted, ~((element_weights >= 0) & tf.math.is_finite(element_weights)))
+        broken = both(is_labelled, ~((element_weights >= 0) & tf.math.is_finite(element_weights)))
         rule = f"{argument} finite and at least 0"
         remedy = (
             "A weight of 0 leaves an element out. The loss is divided by the sum of the weights; for factors with a sign, "
@@ -201,7 +196,7 @@ def find_problems(
         if spec.loss.is_total:
             rule = f"{argument} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
             remedy = "Return an array with a value for each row, or a sum and a count."
-            problems.append(Problem(both(is_counted, element_weights != 1), element_weights, rule, remedy))
+            problems.append(Problem(both(is_labelled, element_weights != 1), element_weights, rule, remedy))
     return problems
 
 
@@ -216,13 +211,6 @@ def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
             "that it reads."
         )
         yield f"nothing says which labels of a row the metric {name!r} reads", remedy
-
-
-def _partly_labelled(spec: LabelSpec, values: tf.Tensor, is_labelled: tf.Tensor, why: str, remedy: str) -> Problem:
-    """The rule that a row has all of its labels or none; `is_labelled` says which elements have one."""
-    axes = list(range(1, is_labelled.shape.rank))
-    broken = tf.reduce_any(is_labelled, axis=axes) & ~tf.reduce_all(is_labelled, axis=axes)
-    return Problem(broken, values, f"{spec.targets} must be missing for a whole row or not at all, since {why}", remedy)
 
 
 def both(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:

@@ -58,7 +58,8 @@ def targets_and_weights(
         check_dense(f"`sample_weights[{spec.name!r}]`", sample_weight)
         element_weights = _spread(tf.cast(_copy(sample_weight), dtype), labels, rank, f"`sample_weights[{spec.name!r}]`")
         is_kept = both(is_kept, element_weights != 0)  # NaN is not 0
-    problems = find_problems(spec, labels, rank, is_missing, is_kept, element_weights, predictions) if check else []
+    present = is_missing, is_labelled, is_kept
+    problems = find_problems(spec, labels, rank, *present, element_weights, predictions) if check else []
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
     if checks:  # before anything reads the labels
         with tf.control_dependencies(checks):

@@ -23,7 +23,21 @@ def check_scaling(
     scaler = scaling.get(target_scaling)
     if scaler is None:
         return None
-    reason = why_not_scaled(loss, class_weight, scaler)
+    known, depends, reason = loss.known, depends_on(loss), None
+    if known is not None and (known.over == CLASSES or known.low is not None):
+        reason = (
+            "takes classes, probabilities or signs, or numbers of at least 0, while scaled targets may be negative. Leave "
+            "`target_scaling` out"
+        )
+    elif class_weight is not None:
+        reason = "is weighted by class, and scaled targets are no classes. Leave `target_scaling` out"
+    elif depends is None:
+        reason = "would measure something else of scaled targets. Leave `target_scaling` out, or choose 'mse', 'mae' or 'huber'"
+    elif depends == RATIOS and not scaler.only_divides:
+        reason = (
+            "measures in relation to the label, which must keep its 0. Only divide: `target_scaling=scaling.Standardize("
+            "mean=0.0, deviation=...)`"
+        )
     if reason is not None:
         raise ValueError(
             f"`target_scaling` of head {name!r} is for targets that are measured, with a loss such as 'mse', 'mae' or "
@@ -47,29 +61,6 @@ def can_be_reached(scaler: scaling.Standardize, reach: Reach | None) -> bool:
     if reach is None or scaler.only_divides or isinstance(scaler, (scaling.ByLayer, scaling.Linear)):
         return True
     return reach.low <= -1 and reach.high >= 1 and (reach.low < -1 or reach.high > 1)
-
-
-def why_not_scaled(
-    loss: losses.ElementLoss, class_weight: Mapping[int, float] | None, scaler: scaling.Standardize
-) -> str | None:
-    """Why a loss makes no sense for targets scaled in this way; None if it does."""
-    known = loss.known
-    if known is not None and (known.over == CLASSES or known.low is not None):
-        return (
-            "takes classes, probabilities or signs, or numbers of at least 0, while scaled targets may be negative. Leave "
-            "`target_scaling` out"
-        )
-    if class_weight is not None:
-        return "is weighted by class, and scaled targets are no classes. Leave `target_scaling` out"
-    depends = depends_on(loss)
-    if depends == DIFFERENCES or (depends == RATIOS and scaler.only_divides):
-        return None
-    if depends == RATIOS:
-        return (
-            "measures in relation to the label, which must keep its 0. Only divide: `target_scaling=scaling.Standardize("
-            "mean=0.0, deviation=...)`"
-        )
-    return "would measure something else of scaled targets. Leave `target_scaling` out, or choose 'mse', 'mae' or 'huber'"
 
 
 def depends_on(loss: losses.ElementLoss) -> str | None:
