@@ -25,7 +25,7 @@ from multihead._ground.layers import (
     run_in_graphs,
 )
 from multihead._ground.random import random_numbers, restore_random_numbers
-from multihead._ground.types import Config, Layer, Loss, Metric, MetricIdentifier, Nested, Node, Tensor, Variable
+from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor
 from multihead._ground.validation import quoted
 from multihead.heads._metric_names import copied_metric, log_name, metric_named
 from multihead.heads._named import can_name_a_head
@@ -245,30 +245,22 @@ def compiled_arguments(model: Layer, names: Sequence[str]) -> dict[str, Config]:
             specs = [spec for spec in metrics_by_output[i] if spec is not None]
             arguments[name][argument] = [_unshared(spec, output, taken) for spec in specs]
             taken |= {log_name(metric) for metric in arguments[name][argument]}
-        if loss is not None:
-            _check_mean(loss, name)
-            arguments[name]["weight"] = 1.0 if weights[i] is None else _number(weights[i], name)
+        if loss is None:
+            continue
+        if isinstance(loss, keras.losses.Loss) and (reduction := reduction_of(loss)) in ("sum", "none"):
+            raise ValueError(
+                f"`model` must be compiled with losses that are means over the batch. Received: {loss.name!r} for {name!r} "
+                f"with reduction={reduction!r}; Keras then trains on the sum. Leave `reduction` out; for a head that counts "
+                "as much as with the sum, multiply its weight in `loss_weights` by the number of losses in a batch."
+            )
+        weight = 1.0 if weights[i] is None else weights[i]
+        if isinstance(weight, (tf.Variable, getattr(keras, "Variable", tf.Variable))):  # later values would be ignored
+            raise ValueError(
+                f"`model` must be compiled with numbers as `loss_weights`. Received: {weight!r} for {name!r}. Pass a number; "
+                f"to change it while training, call `trainer.set_weight({name!r}, value)` in a callback."
+            )
+        arguments[name]["weight"] = float(weight)
     return arguments
-
-
-def _check_mean(loss: Loss, name: str) -> None:
-    """Raises a `ValueError` for a loss of which Keras trains on the sum over the batch, in place of the mean."""
-    if isinstance(loss, keras.losses.Loss) and (reduction := reduction_of(loss)) in ("sum", "none"):
-        raise ValueError(
-            f"`model` must be compiled with losses that are means over the batch. Received: {loss.name!r} for {name!r} with "
-            f"reduction={reduction!r}; Keras then trains on the sum. Leave `reduction` out; for a head that counts as much "
-            "as with the sum, multiply its weight in `loss_weights` by the number of losses in a batch."
-        )
-
-
-def _number(weight: float | Variable, name: str) -> float:
-    """The weight of an output's loss; a `ValueError` for a variable, whose later values would be ignored."""
-    if isinstance(weight, (tf.Variable, getattr(keras, "Variable", tf.Variable))):
-        raise ValueError(
-            f"`model` must be compiled with numbers as `loss_weights`. Received: {weight!r} for {name!r}. Pass a number; to "
-            f"change it while training, call `trainer.set_weight({name!r}, value)` in a callback."
-        )
-    return float(weight)
 
 
 def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
@@ -287,21 +279,21 @@ def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> lis
 
     The argument is a dict by name, or by key, of an output; a list; or one value, which may be `for_all` outputs.
     """
-    count = len(tf.nest.flatten(model.output))
-    if value is None:
-        return [None] * count
+    outputs, is_nested = tf.nest.flatten(model.output), _is_nested(model.output)
     if isinstance(value, Mapping):
+        others = (Mapping,) if "metrics" in argument else (Mapping, list, tuple)  # in place of one for an output
+        holds_others = is_nested and any(isinstance(own, others) for own in value.values())
         # As in Keras, the keys come first: one output's key may be the name of another's layer.
-        for names in (_outputs_of(model), _keys(tf.nest.flatten(model.output))):
-            if set(value) <= set(names) and not (_is_nested(model.output) and _holds_others(value, argument)):
+        for names in (_outputs_of(model), _keys(outputs)):
+            if set(value) <= set(names) and not holds_others:
                 return [value.get(name) for name in names]
     elif isinstance(value, (list, tuple)):
-        if len(value) == count:
+        if len(value) == len(outputs):
             return list(value)
-    elif for_all:
-        return [value] * count
+    elif for_all or value is None:
+        return [value] * len(outputs)
     remedy = f"Correct `model.compile({argument}=...)`: pass a dict by the name of an output."
-    if _is_nested(model.output):
+    if is_nested:
         remedy = (
             "The outputs are nested: build `keras.Model(model.inputs, ...)` again with a dict that has no others in it, "
             f"which shares all layers, and pass `{argument}` by its keys."
@@ -318,19 +310,9 @@ def _is_nested(structure: Nested) -> bool:
     return any(isinstance(value, (Mapping, list, tuple)) for value in values)
 
 
-def _holds_others(values: Mapping[str, Any], argument: str) -> bool:
-    """Whether a dict of losses or metrics has a dict, or of losses a list, in place of one for an output."""
-    kinds = (Mapping,) if "metrics" in argument else (Mapping, list, tuple)
-    return any(isinstance(value, kinds) for value in values.values())
-
-
 def _metrics_of(model: Layer, argument: str, metrics: Any) -> list[list[MetricIdentifier]]:
-    count = len(tf.nest.flatten(model.output))
-    is_list = isinstance(metrics, (list, tuple))
+    count, is_list = len(tf.nest.flatten(model.output)), isinstance(metrics, (list, tuple))
     is_nested = is_list and any(isinstance(spec, (list, tuple, Mapping)) for spec in metrics)
-    is_one_each = is_list and not METRICS_OF_A_LIST_ARE_FOR_ALL and len(metrics) == count
-    if metrics is None or isinstance(metrics, Mapping) or is_nested or is_one_each:
-        metrics = _by_output(model, argument, metrics, for_all=False)
-    else:
-        metrics = [metrics] * count
+    is_for_all = is_list and not is_nested and (METRICS_OF_A_LIST_ARE_FOR_ALL or len(metrics) != count)
+    metrics = [metrics] * count if is_for_all else _by_output(model, argument, metrics, for_all=True)
     return [list(specs) if isinstance(specs, (list, tuple)) else [] if specs is None else [specs] for specs in metrics]
