@@ -207,10 +207,9 @@ class Stages:
                 "`stages` must be a dict from steps to factors. "
                 f"Received: stages={stages!r}. Pass, for example, {{0: 0, 1000: 0.1}}."
             )
-        # A dict that was saved has strings as keys.
-        steps = [int(step) if isinstance(step, str) and step.isdigit() else step for step in stages]
-        are_whole = all(isinstance(step, int) and not isinstance(step, bool) for step in steps)
-        if not are_whole or steps[:1] != [0] or sorted(set(steps)) != steps:
+        are_whole = all(str(step).isdecimal() for step in stages)  # a dict that was saved has strings as keys
+        steps = [int(step) for step in stages] if are_whole else []
+        if steps[:1] != [0] or sorted(set(steps)) != steps:
             raise ValueError(
                 "`stages` must have whole numbers as keys, from 0 on and increasing. "
                 f"Received: {list(stages)}. Pass, for example, {{0: 0, 1000: 0.1}}."

@@ -8,7 +8,6 @@ class.
 from __future__ import annotations
 
 import functools
-import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -256,13 +255,7 @@ def class_weights(labels: Nested, *, ignore_label: float | None = None) -> dict[
 
 def check_class_weight(weights: object) -> dict[int, float]:
     """Returns a head's weights by class number, sorted; keys may be strings of digits, as in JSON."""
-
-    def is_class(key: object) -> bool:
-        if isinstance(key, str):
-            return key.isdecimal()
-        return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0
-
-    if not isinstance(weights, Mapping) or not weights or not all(map(is_class, weights)):
+    if not isinstance(weights, Mapping) or not weights or not all(str(key).isdecimal() for key in weights):
         hint = " 'balanced' is `class_weight=multihead.class_weights(labels)`." if isinstance(weights, str) else ""
         raise ValueError(
             "`class_weight` must be a dict of weights by class number. "

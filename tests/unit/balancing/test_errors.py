@@ -18,7 +18,9 @@ NAMES = ["reply", "price"]
 )
 @pytest.mark.parametrize("numbers", [[1.0, -1.0], [float("nan"), 1.0], [float("inf"), 1.0], ["a", 1.0], [None, 1.0]])
 def test_preference_of_bad_numbers(method, numbers):
-    with pytest.raises(ValueError, match=r"`preference` must contain finite numbers of at least 0.*Received: preference=.*"):
+    with pytest.raises(
+        ValueError, match=r"`preference\['\w+'\]` must be a finite number at least 0\. Received: preference.*"
+    ):
         method(dict(zip(NAMES, numbers)))
 
 
@@ -46,7 +48,7 @@ def test_preference_of_other_heads():
 
 def test_the_preference_of_norm_budget():
     for budget in (0, -0.1, 1.1, "half", True):
-        with pytest.raises(ValueError, match=r"`preference` .* above 0 and at most 1\. Received: .* for head 'price'"):
+        with pytest.raises(ValueError, match=r"`preference\['price'\]` .* above 0 and at most 1\. Received: "):
             balancing.NormBudget({"price": budget})
     with pytest.raises(ValueError, match=r"`preference` of NormBudget must sum to at least 1.*which sums to 0\.7\."):
         balancing.NormBudget({"price": 0.3, "reply": 0.4}).bind(NAMES)
