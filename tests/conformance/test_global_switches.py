@@ -146,8 +146,9 @@ SLOW = ("CAGrad", "FairGrad", "NashMTL")
 
 @pytest.mark.first_cases(2)
 @pytest.mark.mathematics
-@pytest.mark.parametrize("name", quick(6, sorted(ALL, key=lambda name: name in SLOW)))
+@pytest.mark.parametrize("name", sorted(ALL, key=lambda name: (name in SLOW, name != "ConicGrad")))
 def test_balancers_compute_nothing_infinite(name):
+    """First the one that divides by the norm of a combination, which may be nothing."""
     with checked_numerics():
         for rows in (ROWS, ROWS[:2] * [[1e-6], [1e6]], 0 * ROWS):
             make(name)(rows.astype("float32"))

@@ -131,6 +131,15 @@ def test_norm_budget_cuts_a_second_head_that_the_first_cut_brings_over_its_budge
     close(coefficients, [4 / 30, 1 / 4, 1])
 
 
+def test_norm_budget_of_all_heads_cuts_no_more_than_needed_and_shares_what_an_idle_head_leaves():
+    shares, coefficients = shares_of([0.5, 0.4, 0.3], np.diag([10.0, 1.0, 1.0]))
+    close(shares, [0.5, 0.25, 0.25])
+    close(coefficients, [0.2, 1, 1])
+    shares, coefficients = shares_of([0.5, 0.3, 0.4], np.diag([10.0, 1.0, 0.0]))
+    close(shares, [0.625, 0.375, 0])  # 0.5 to 0.3
+    close(coefficients, [1 / 6, 1, 0])
+
+
 def test_meta_balance_follows_the_paper():
     rng = np.random.default_rng(0)
     balancer = balancing.MetaBalance(target=1, relax=0.7, beta=0.9)
@@ -347,7 +356,7 @@ def test_aligned_mtl_of_dependent_rows_aligns_what_is_there():
 # ------------------------------------------------------------------------------------------- bargaining, impartiality
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("seed", "alpha"), list(enumerate([0.5, 1.0, 2.0, 5.0])))
 def test_bargaining_equals_scipy(seed, alpha):
     for rows, case in cases(1.0, [seed]):
