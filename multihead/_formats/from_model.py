@@ -256,8 +256,8 @@ def compiled_arguments(model: Layer, names: Sequence[str]) -> dict[str, Config]:
         weight = 1.0 if weights[i] is None else weights[i]
         if isinstance(weight, (tf.Variable, getattr(keras, "Variable", tf.Variable))):  # later values would be ignored
             raise ValueError(
-                f"`model` must be compiled with numbers as `loss_weights`. Received: {weight!r} for {name!r}. Pass a number; "
-                f"to change it while training, call `trainer.set_weight({name!r}, value)` in a callback."
+                f"`model` must be compiled with numbers as `loss_weights`. Received: {weight!r} for {name!r}. Pass a "
+                f"number; to change it while training, call `trainer.set_weight({name!r}, value)` in a callback."
             )
         arguments[name]["weight"] = float(weight)
     return arguments

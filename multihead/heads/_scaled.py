@@ -32,7 +32,9 @@ def check_scaling(
     elif class_weight is not None:
         reason = "is weighted by class, and scaled targets are no classes. Leave `target_scaling` out"
     elif depends is None:
-        reason = "would measure something else of scaled targets. Leave `target_scaling` out, or choose 'mse', 'mae' or 'huber'"
+        reason = (
+            "would measure something else of scaled targets. Leave `target_scaling` out, or choose 'mse', 'mae' or 'huber'"
+        )
     elif depends == RATIOS and not scaler.only_divides:
         reason = (
             "measures in relation to the label, which must keep its 0. Only divide: `target_scaling=scaling.Standardize("

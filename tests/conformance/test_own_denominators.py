@@ -231,6 +231,7 @@ def test_class_weights_need_values_of_rows():
     )
     trainer.compile("sgd")
     with pytest.raises(
-        ValueError, match="`class_weight` of head 'a' needs a loss that gives a value for each class number .* one value for all"
+        ValueError,
+        match="`class_weight` of head 'a' needs a loss that gives a value for each class number .* one value for all",
     ):
         trainer.fit(np.ones((4, 2), "float32"), {"a": np.ones((4, 1), "float32")}, verbose=0)

@@ -105,7 +105,9 @@ def test_running_gradients_are_for_parameters_of_known_number(method):
 def test_another_number_of_heads_than_the_state_was_made_for():
     for balancer in (balancing.GradVac(), balancing.MetaBalance()):
         balancer(np.eye(3))
-        with pytest.raises(ValueError, match=r"has state for 3 heads .* Received: num_heads=2, sizes .* Use one balancer per"):
+        with pytest.raises(
+            ValueError, match=r"has state for 3 heads .* Received: num_heads=2, sizes .* Use one balancer per"
+        ):
             balancer(ROWS)
     stateless = balancing.UPGrad()
     assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
