@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import InMode, graph_function, kinds_with_state, with_masks_of_layers, written_resources
+from multihead._ground.calls import InMode, graph_function, with_masks_of_layers
+from multihead._ground.graphs import kinds_with_state, written_resources
 from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL, losses_beside_layers
 from multihead._ground.layers import (
     called_again,

@@ -242,7 +242,7 @@ class NamedHead:
         if not self.loss.has_count:
             return tf.reduce_sum(weights)
         labels, predictions, weights = self._loss_arguments(targets, predictions, weights)
-        counts: Tensor = self.loss.terms(labels, predictions)[1]
+        counts = self.loss.counts(labels, predictions)
         counts = counts if self.loss.is_total else sum_of_losses(_like(weights, counts, self.loss), weights)
         rule = f"`loss` of head {self.name!r} must return a sum and a finite count of at least 0. Received: a count of "
         parts = [rule, counts, f" from {self.loss.name!r}. Correct the second result of the loss."]
