@@ -28,12 +28,7 @@ _ON_RESOURCES = (
 ).split()
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _SIZED_BY_VALUES = ("Where", "Unique", "ListDiff", "NonMaxSuppression")
-_FUNCTIONS = {
-    "PartitionedCall": ["f"],
-    "If": ["then_branch", "else_branch"],
-    "Case": ["branches"],
-    "While": ["cond", "body"],
-}
+_BODIES = {"PartitionedCall": ["f"], "If": ["then_branch", "else_branch"], "Case": ["branches"], "While": ["cond", "body"]}
 """The attributes of operations that call functions, by their kinds without "Stateful" and "Stateless"."""
 
 VALUES, SHAPE, SIZES = "values", "shape", "sizes"
@@ -71,8 +66,8 @@ def _inputs_for(result: tf.Tensor, what: str) -> list[Read]:
         return [(tensor, SHAPE) for tensor in inputs]
     if kind == "IdentityN":  # of a function with a gradient of its own
         return [(inputs[position], what)]
-    if kind in _FUNCTIONS:
-        functions = tf.nest.flatten([operation.get_attr(name) for name in _FUNCTIONS[kind]])
+    if kind in _BODIES:
+        functions = tf.nest.flatten([operation.get_attr(name) for name in _BODIES[kind]])
         bodies = [operation.graph._get_function(function.name).graph for function in functions]
         read, before = set[tuple[int, str]](), None
         if kind == "While":  # what the next step reads is read, too
@@ -103,12 +98,9 @@ def kinds_with_state(graph: tf.Graph, behind: Sequence[tf.Operation] | None = No
     With the operations `behind` a result, only those, and functions if there is one among them.
     """
     definition = graph.as_graph_def()
-    nodes, functions = list(definition.node), definition.library.function
-    if behind is not None:
-        needed = {operation.name for operation in behind}
-        nodes = [node for node in nodes if node.name in needed]
-        has_functions = any(attribute.HasField("func") for node in nodes for attribute in node.attr.values())
-        functions = functions if has_functions else []
+    nodes = list(definition.node) if behind is None else [operation.node_def for operation in behind]
+    has_functions = behind is None or any(attribute.HasField("func") for node in nodes for attribute in node.attr.values())
+    functions = definition.library.function if has_functions else []
     nodes += [node for function in functions for node in function.node_def]
     names = {function.signature.name for function in functions}
     harmless = {"Assert", "StatefulPartitionedCall", "If", "While", "Case", *names, *_READING, *_ON_RESOURCES}

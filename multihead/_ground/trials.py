@@ -3,7 +3,7 @@
 A trace shows it, and computes nothing. Only where functions run eagerly, so that their Python may depend on values, are they
 called with made-up rows. These show shapes and variables, too; nothing is concluded from the numbers that come out.
 
-- A loss shows the shape of its values, whether it counts, and which variables it reads (`ElementLoss.terms_of`).
+- A loss shows the shape of its values, whether it counts, and which variables it reads (`terms_of` of the losses).
 - A metric creates the variables that it lacks before its first update, and shows what it averages (`HeadMetric.build`).
 - The modules of a trainer that is loaded show what heads predict, before there are examples (`trace_predictions`).
 """

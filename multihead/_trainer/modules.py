@@ -28,6 +28,7 @@ from multihead._update.network import MaskForm, Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._labels import missing
 from multihead.heads._named import NamedHead
+from multihead.losses._elements import terms_of
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,7 @@ def read_by_loss(
         read[:] = found
         return result
 
-    head.loss.terms_of(targets, predictions, terms)
+    terms_of(head.loss, targets, predictions, terms)
     modules = (encoder, *(other.module for other in heads))
     owned = {key: variable for module in modules for variable in module_variables(module) for key in handles(variable)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]

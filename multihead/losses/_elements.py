@@ -153,14 +153,6 @@ class ElementLoss:
             self._ranks[key] = self._computed_rank(targets, predictions)
         return self._ranks[key]
 
-    def terms_of(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, terms: Function | None = None) -> Nested:
-        """What `terms`, or a function that calls it, returns for batches of these specs, before there are any."""
-        specs = with_rows(targets, predictions)
-        # With `couples_rows`, a size that is open may be the number of rows: a prediction for each pair of them.
-        open_size = specs[0].shape[0] + (not self.couples_rows)
-        with outside_of_graphs(), unchanged(self.original, eagerly=self.runs_eagerly):
-            return returned_by(terms or self.terms, specs, open_size, eagerly=self.runs_eagerly)
-
     def _computed_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
         fault: str | None = None
 
@@ -171,7 +163,7 @@ class ElementLoss:
             return values, counts
 
         try:
-            values, counts = self.terms_of(targets, predictions, terms)
+            values, counts = terms_of(self, targets, predictions, terms)
         except Exception as error:
             if isinstance(error, ReductionError):
                 raise ValueError(str(error)) from None
@@ -189,32 +181,8 @@ class ElementLoss:
                 f"targets, or the module's number of units. The loss says: {in_short(error)}"
             ) from error
         self.is_total, self.has_count = not values.shape.rank, counts is not None
-        self._check_count(fault)
+        _check_count(self, fault)
         return max(int(values.shape.rank), 1)
-
-    def _check_count(self, fault: str | None) -> None:
-        if fault is not None:
-            raise ValueError(
-                f"The loss {self.name!r} must return a count that is a function of the targets: it is needed before there are "
-                f"predictions. Received: a loss {fault}. Count labels, and of the predictions take the shape alone, as "
-                "`tf.ones_like` does; or return one value per element, or the mean with `couples_rows=True`."
-            )
-
-    def counts(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        """The counts of a loss that has them.
-
-        Where it runs eagerly, no trace may have shown what they depend on, so they must be the same for predictions that are
-        all those of the first row.
-        """
-        counts: Tensor = self.terms(targets, predictions)[1]
-        if self.runs_eagerly and tf.executing_eagerly():
-            rows = tf.zeros(tf.shape(predictions)[:1], tf.int32)
-            first = with_logits(lambda tensor: tf.gather(tensor, rows), predictions)
-            with unchanged(self.original, eagerly=True):
-                again = self.terms(targets, with_keras_mask(first, keras_mask(predictions)))[1]
-            are_same = np.array_equal(counts, again, equal_nan=True)
-            self._check_count(None if are_same else "whose count changes with the predictions, or is another at each call")
-        return counts
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The losses of the elements, in the shape of the predictions or of their first axes (`[batch, 1]` for `[batch]`).
@@ -295,6 +263,41 @@ def no_loss() -> ElementLoss:
 
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
+
+
+def terms_of(loss: ElementLoss, targets: tf.TensorSpec, predictions: tf.TensorSpec, terms: Function | None = None) -> Nested:
+    """What the `terms` of a loss, or a function that calls them, return for batches of these specs, before there are any."""
+    specs, eagerly = with_rows(targets, predictions), loss.runs_eagerly
+    # With `couples_rows`, a size that is open may be the number of rows: a prediction for each pair of them.
+    open_size = specs[0].shape[0] + (not loss.couples_rows)
+    with outside_of_graphs(), unchanged(loss.original, eagerly=eagerly):
+        return returned_by(terms or loss.terms, specs, open_size, eagerly=eagerly)
+
+
+def counts_of(loss: ElementLoss, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """The counts of a loss that has them.
+
+    Where it runs eagerly, no trace may have shown what they depend on, so they must be the same for predictions that are all
+    those of the first row.
+    """
+    counts: Tensor = loss.terms(targets, predictions)[1]
+    if loss.runs_eagerly and tf.executing_eagerly():
+        rows = tf.zeros(tf.shape(predictions)[:1], tf.int32)
+        first = with_logits(lambda tensor: tf.gather(tensor, rows), predictions)
+        with unchanged(loss.original, eagerly=True):
+            again = loss.terms(targets, with_keras_mask(first, keras_mask(predictions)))[1]
+        are_same = np.array_equal(counts, again, equal_nan=True)
+        _check_count(loss, None if are_same else "whose count changes with the predictions, or is another at each call")
+    return counts
+
+
+def _check_count(loss: ElementLoss, fault: str | None) -> None:
+    if fault is not None:
+        raise ValueError(
+            f"The loss {loss.name!r} must return a count that is a function of the targets: it is needed before there are "
+            f"predictions. Received: a loss {fault}. Count labels, and of the predictions take the shape alone, as "
+            "`tf.ones_like` does; or return one value per element, or the mean with `couples_rows=True`."
+        )
 
 
 def _fault_of_count(counts: tf.Tensor, predictions: tf.Tensor) -> str | None:

@@ -121,3 +121,13 @@ def test_it_is_told_at_the_first_batch(name, run_eagerly):
 def test_a_loss_that_fails_for_real_rows_alone():
     with pytest.raises(RuntimeError, match=WORDS):
         train(None, Head(dense(), of_values, couples_rows=False), run_eagerly=True)
+
+
+def test_a_layer_of_a_model_that_cannot_be_traced():
+    inputs = keras.Input((5, 3))
+    hidden = keras.layers.Dense(4, name="hidden")(inputs)
+    joint = Wrong([True])(hidden)
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(joint) for name in "ab"})
+    model.compile("sgd", {"a": "mse", "b": "mse"})
+    with pytest.raises(ValueError, match=f"`representation` must lie behind.*cannot be traced.*{WORDS}"):
+        MultiHeadTrainer.from_model(model, representation="hidden")
