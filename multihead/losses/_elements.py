@@ -159,7 +159,9 @@ class ElementLoss:
         def terms(targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
             nonlocal fault
             values, counts = self.terms(targets, predictions)
-            fault = None if counts is None or tf.executing_eagerly() else _fault_of_count(counts, predictions)
+            # A loss of Keras counts the rows that have others to be compared with, by their labels.
+            is_fine = counts is None or tf.executing_eagerly() or is_keras(getattr(self._function, "func", None))
+            fault = None if is_fine else _fault_of_count(counts, predictions)
             return values, counts
 
         try:

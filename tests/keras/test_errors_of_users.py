@@ -19,7 +19,7 @@ def wrong(*args, **kwargs):
 
 
 class Wrong(keras.layers.Layer):
-    """A layer that fails, in one mode or in both, and has a mask."""
+    """A layer that fails, in one mode or in both."""
 
     def __init__(self, modes=(False, True)):
         super().__init__()
@@ -27,6 +27,10 @@ class Wrong(keras.layers.Layer):
 
     def call(self, x, training=None):
         return wrong() if bool(training) in self.modes else x + 0.0
+
+
+class Masked(Wrong):
+    """It has a mask, too."""
 
     def compute_mask(self, x, mask=None):
         return tf.ones(tf.shape(x)[:2], tf.bool)
@@ -94,7 +98,7 @@ CASES = {
     "loss": lambda: (None, Head(dense(), wrong, couples_rows=False)),
     "loss that couples rows": lambda: (None, Head(dense(), wrong, couples_rows=True)),
     "module": lambda: (None, Head(Chain(Wrong(), dense()), "mse")),
-    "module in training": lambda: (None, Head(Chain(dense(), Wrong([True])), "mse")),
+    "module in training": lambda: (None, Head(Chain(dense(), Masked([True])), "mse")),
     "encoder": lambda: (Chain(Wrong()), Head(dense(), "mse")),
     "encoder in training": lambda: (Chain(dense(), Wrong([True])), Head(dense(), "mse")),
     "encoder of coupled rows": lambda: (
