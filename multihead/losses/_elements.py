@@ -267,13 +267,13 @@ class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
 
 
-def terms_of(loss: ElementLoss, targets: tf.TensorSpec, predictions: tf.TensorSpec, terms: Function | None = None) -> Nested:
-    """What the `terms` of a loss, or a function that calls them, return for batches of these specs, before there are any."""
-    specs, eagerly = with_rows(targets, predictions), loss.runs_eagerly
+def terms_of(loss: ElementLoss, targets: tf.TensorSpec, predictions: tf.TensorSpec, terms: Function) -> Nested:
+    """What a function that calls the `terms` of a loss returns for batches of these specs, before there are any."""
+    specs = with_rows(targets, predictions)
     # With `couples_rows`, a size that is open may be the number of rows: a prediction for each pair of them.
     open_size = specs[0].shape[0] + (not loss.couples_rows)
-    with outside_of_graphs(), unchanged(loss.original, eagerly=eagerly):
-        return returned_by(terms or loss.terms, specs, open_size, eagerly=eagerly)
+    with outside_of_graphs(), unchanged(loss.original, eagerly=loss.runs_eagerly):
+        return returned_by(terms, specs, open_size, eagerly=loss.runs_eagerly)
 
 
 def counts_of(loss: ElementLoss, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
