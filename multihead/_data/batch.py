@@ -216,21 +216,6 @@ def widened(specs: Batch, others: Batch) -> Batch:
     return Batch(wide(specs.inputs, others.inputs), *labels)
 
 
-def sample_of(specs: Nested, num_rows: int = 2) -> Nested:
-    """Some examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
-
-    def made(spec: tf.TypeSpec | None) -> Tensor:
-        if spec is None:
-            return None
-        shape = [num_rows, *(size or 1 for size in spec.shape[1:])]
-        dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
-        if isinstance(spec, tf.RaggedTensorSpec):
-            return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
-        return tf.sparse.from_dense(dense) if isinstance(spec, tf.SparseTensorSpec) else dense
-
-    return tf.nest.map_structure(made, specs)
-
-
 _SPECS = {"spec": tf.TensorSpec, "ragged": tf.RaggedTensorSpec, "sparse": tf.SparseTensorSpec}
 
 

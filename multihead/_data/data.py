@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._data.batch import Batch, batch_size, is_absent, rows, sample_of
+from multihead._data.batch import Batch, batch_size, is_absent, rows
 from multihead._ground.calls import no_autograph
+from multihead._ground.trials import made_up_rows
 from multihead._ground.types import Dataset, Nested
 from multihead._ground.validation import is_number
 
@@ -182,7 +183,7 @@ def in_windows(
     If the last window of an epoch has fewer, it is padded with empty batches. `ahead` windows are made before they are
     needed.
     """
-    empty = sample_of(batches.element_spec, 0)
+    empty = made_up_rows(batches.element_spec, 0)
 
     @no_autograph
     def as_element(*window: Nested) -> dict[str, Nested]:

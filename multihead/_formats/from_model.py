@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import InMode, graph_function, kinds_with_state, with_masks_of_layers, written_resources
+from multihead._ground.calls import InMode, graph_function, with_masks_of_layers
+from multihead._ground.graphs import kinds_with_state, written_resources
 from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL, losses_beside_layers
 from multihead._ground.layers import (
     called_again,
@@ -26,7 +27,7 @@ from multihead._ground.layers import (
 )
 from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._ground.types import Config, Layer, Metric, MetricIdentifier, Nested, Node, Tensor
-from multihead._ground.validation import quoted
+from multihead._ground.validation import in_short, quoted
 from multihead.heads._metric_names import copied_metric, log_name, metric_named
 from multihead.heads._named import can_name_a_head
 from multihead.heads._reads import Reads
@@ -174,8 +175,8 @@ def _effect(node: Node) -> str | None:
     specs = [getattr(tensor, "type_spec", None) or tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
     try:
         graph = graph_function(forward).get_concrete_function(*specs).graph
-    except Exception:  # noqa: BLE001 - what cannot be traced may do anything
-        return "cannot be traced, so that it may do any of this"
+    except Exception as error:  # noqa: BLE001 - what cannot be traced may do anything
+        return f"cannot be traced, so that it may do any of this. It says: {in_short(error).rstrip('.')}"
     finally:
         clear_losses(layer)
     draws = bool(kinds_with_state(graph)) or random_numbers() != numbers

@@ -7,12 +7,11 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from multihead._ground.keras import KERAS_3, LABELS_HAVE_COLUMNS, temporarily
 from multihead._ground.types import Function, Layer, Nested, Tensor
@@ -129,61 +128,9 @@ def _is_convertible(function: Function) -> bool:
         return False
     try:
         tf.autograph.to_graph(function)
-    except Exception:  # noqa: BLE001 - AutoGraph raises many kinds
+    except Exception:  # noqa: BLE001 - AutoGraph raises many kinds; it reads the function, and does not call it
         return False
     return True
-
-
-def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
-    """The names of the tensors of resources that some operations of a graph may write to."""
-    names = set()
-    for operation in operations:
-        only_read = range(len(operation.inputs)) if operation.type in _READING else ()
-        with suppress(ValueError):  # functions, loops and conditions tell
-            only_read = only_read or operation.get_attr("_read_only_resource_inputs")
-        resources = [(i, tensor) for i, tensor in enumerate(operation.inputs) if tensor.dtype == tf.resource]
-        names |= {tensor.name for i, tensor in resources if i not in only_read}
-    return names
-
-
-_READING = "ReadVariableOp ResourceGather ResourceGatherNd VariableShape LookupTableFindV2 LookupTableSizeV2".split()
-_ON_RESOURCES = (
-    "VarHandleOp AssignVariableOp AssignAddVariableOp AssignSubVariableOp RngReadAndSkip ResourceScatterAdd "
-    "ResourceScatterUpdate"
-).split()
-_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-
-
-def operations_behind(result: tf.Tensor) -> list[tf.Operation]:
-    """The operations of a graph that a tensor's values depend on; not those of which only the shape is read."""
-    found, waiting = dict[str, tf.Operation](), [result.op]
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in found:
-            found[operation.name] = operation
-            waiting += [] if operation.type in _OF_SHAPES else [tensor.op for tensor in operation.inputs]
-    return list(found.values())
-
-
-def kinds_with_state(graph: tf.Graph, behind: Sequence[tf.Operation] | None = None) -> set[str]:
-    """The kinds of operations of a graph, and of all functions in it, that have a state other than that of resources.
-
-    With the operations `behind` a result, only those, and functions if there is one among them.
-    """
-    definition = graph.as_graph_def()
-    nodes, functions = list(definition.node), definition.library.function
-    if behind is not None:
-        needed = {operation.name for operation in behind}
-        nodes = [node for node in nodes if node.name in needed]
-        has_functions = any(attribute.HasField("func") for node in nodes for attribute in node.attr.values())
-        functions = functions if has_functions else []
-    nodes += [node for function in functions for node in function.node_def]
-    names = {function.signature.name for function in functions}
-    harmless = {"Assert", "StatefulPartitionedCall", "If", "While", "Case", *names, *_READING, *_ON_RESOURCES}
-    known = {node.op: op_def_registry.get(node.op) for node in nodes}
-    with_state = {kind for kind, operation in known.items() if operation is None or operation.is_stateful} - harmless
-    draw = {node.op for node in nodes if node.op.startswith("CudnnRNN") and node.attr["dropout"].f > 0}
-    return {kind for kind in with_state if not kind.startswith("CudnnRNN")} | draw
 
 
 def created_outside_of_graphs(forward: Callable[[], object]) -> None:

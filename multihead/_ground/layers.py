@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import written_resources
+from multihead._ground.graphs import written_resources
 from multihead._ground.keras import KERAS_3, metric_variables, temporarily, tensor_variable, variable_name
 from multihead._ground.types import Config, Layer, Metric, Node, Tensor, Variable
 

@@ -13,20 +13,22 @@ from dataclasses import dataclass, field, replace
 import keras
 import tensorflow as tf
 
-from multihead._data.batch import Batch, batch_size, sample_of
+from multihead._data.batch import Batch, batch_size
 from multihead._ground import calls
+from multihead._ground.graphs import kinds_with_state, operations_behind, written_resources
 from multihead._ground.keras import variable_name
 from multihead._ground.layers import all_layers, module_variables, recurrent_states, run_in_graphs, state_variables
-from multihead._ground.references import referenced, unchanged
+from multihead._ground.references import referenced
 from multihead._ground.tape import PersistentTape
 from multihead._ground.tensors import has_gradients, where
+from multihead._ground.trials import made_up_rows
 from multihead._ground.types import Function, Layer, Nested, Tensor, Variable
 from multihead._ground.validation import described, in_short, quoted
 from multihead._update.network import MaskForm, Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder
-from multihead.heads._counts import check_count
 from multihead.heads._labels import missing
 from multihead.heads._named import NamedHead
+from multihead.losses._elements import terms_of
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,10 @@ def build_modules(
             is_new, targets, shown = head.metrics is None, specs.targets[head.name], predictions[head.name]
             head.build(targets, shown.spec)
             if head.is_trained and head.loss.known is None:  # Keras's own functions read no variables
-                read = read_by_loss(encoder, heads, head, targets, shown.spec, eagerly=eagerly)
+                read = read_by_loss(encoder, heads, head, targets, shown.spec)
                 predictions[head.name] = shown._replace(read_by_loss=read)
-            if is_new:
-                check_count(head, targets, shown.spec)
-                if shown.masked and head.is_trained:
-                    masked.append(head)
+            if is_new and shown.masked and head.is_trained:
+                masked.append(head)
     if masked:
         _check_masks(encoder, masked, specs, {head.name: predictions[head.name].mask_form for head in masked})
     return replace(shapes, predictions={**known.predictions, **predictions})
@@ -137,7 +137,7 @@ def trace_predictions(
         for part in all_layers(module) or [module]:
             with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
                 before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
-    sample, failed = sample_of(specs) if sample is None else sample, False
+    sample, failed = made_up_rows(specs) if sample is None else sample, False
     targets = dict(sample.targets)
     for head in heads:  # a module that reads its targets need not be able to read those that mark a missing label
         labels = targets.get(head.name)
@@ -184,7 +184,8 @@ def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known
                 own = head.like_scaled(targets[head.name])
                 masks[head.name] = calls.keras_mask(head.predict(representation, own, training=training, step=step))
 
-        with suppress(Exception):  # Python that depends on values; others have been traced
+        # Python that depends on values; others have been traced. What is wrong in training mode alone, the step says.
+        with suppress(Exception):
             calls.graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
         by_mode.append({name: _form_of(mask) for name, mask in masks.items()})
     for head in heads:
@@ -204,14 +205,14 @@ def _form_of(mask: tf.Tensor | None) -> MaskForm | None:
         return False, []
     if not hasattr(mask, "graph"):
         return None
-    behind, written = calls.operations_behind(mask), calls.written_resources(mask.graph.get_operations())
+    behind, written = operations_behind(mask), written_resources(mask.graph.get_operations())
     has_state = any(tensor.name in written for operation in behind for tensor in operation.inputs)
     parts = [
         (operation.type, operation.get_attr("value").SerializeToString() if operation.type == "Const" else b"")
         for operation in behind
         if operation.type != "Identity"
     ]
-    return has_state or bool(calls.kinds_with_state(mask.graph, behind)), sorted(parts)
+    return has_state or bool(kinds_with_state(mask.graph, behind)), sorted(parts)
 
 
 def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
@@ -226,7 +227,7 @@ def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
         leaves = tf.nest.flatten(call_encoder(encoder, inputs, training=False))
         have_rows[:] = [tf.is_tensor(leaf) and bool(leaf.shape.rank) and leaf.shape[0] is None for leaf in leaves]
 
-    with suppress(Exception):  # an encoder whose Python depends on values
+    with suppress(Exception):  # an encoder whose Python depends on values; it has been called without an error before
         calls.graph_function(forward).get_concrete_function(inputs)
     return tuple(have_rows) if any(have_rows) else None
 
@@ -317,24 +318,18 @@ def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:
 
 
 def read_by_loss(
-    encoder: Layer, heads: Sequence[NamedHead], head: NamedHead, targets: Nested, spec: tf.TensorSpec, *, eagerly: bool
+    encoder: Layer, heads: Sequence[NamedHead], head: NamedHead, targets: tf.TensorSpec, predictions: tf.TensorSpec
 ) -> tuple[Variable, ...]:
     """The trainable variables of the encoder and the heads that the loss of a head reads by itself."""
     read: list[tf.Variable] = []
 
-    def call(targets: Nested, predictions: tf.Tensor) -> None:
-        clean, weights = head.mask_missing(targets, None, spec, None, check=False)
+    def terms(targets: tf.Tensor, predictions: tf.Tensor) -> Nested:
         with _reading() as found:
-            head.losses(head.like_scaled(clean), predictions, weights)
+            result = head.loss.terms(targets, predictions)
         read[:] = found
+        return result
 
-    with unchanged(head.loss.original, eagerly=eagerly):
-        try:
-            calls.graph_function(call).get_concrete_function(targets, spec)
-        except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
-            if eagerly:
-                with suppress(Exception):
-                    call(*sample_of((targets, spec)))
+    terms_of(head.loss, targets, predictions, terms)
     modules = (encoder, *(other.module for other in heads))
     owned = {key: variable for module in modules for variable in module_variables(module) for key in handles(variable)}
     hidden = [variable for variable in read if not owned.keys() >= handles(variable)]

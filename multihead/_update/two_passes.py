@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from multihead._data.batch import batch_size
 from multihead._ground import replicas
-from multihead._ground.calls import graph_function, in_inference_mode, kinds_with_state, written_resources
+from multihead._ground.calls import graph_function, in_inference_mode
+from multihead._ground.graphs import kinds_with_state, written_resources
 from multihead._ground.layers import state_variables, use_seed_variables
 from multihead._ground.random import random_numbers
 from multihead._ground.tensors import as_real, in_xla

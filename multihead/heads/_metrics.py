@@ -10,9 +10,10 @@ from contextlib import suppress
 import keras
 import tensorflow as tf
 
-from multihead._ground.calls import graph_function, with_columns_of_keras
+from multihead._ground.calls import call_users, graph_function, with_columns_of_keras
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.tensors import in_xla, outside_of_graphs, where
+from multihead._ground.trials import made_up_rows, returned_by, with_rows
 from multihead._ground.types import Function, Metric
 from multihead._ground.validation import in_short, quoted
 from multihead.heads._metric_names import snake_case
@@ -145,25 +146,24 @@ class HeadMetric:
     def _trace(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, *, eagerly: bool) -> None:
         """Creates the variables that a metric creates in its first update, and finds whether a function returns rows.
 
-        Traces a graph, which needs only shapes and computes nothing; a user's metric of eager steps is updated with zeros.
+        Traces a graph, which needs only shapes and computes nothing; see `_ground/trials.py` for eager steps.
         """
-        rows = 2 + max(size or 0 for size in (*targets.shape, *predictions.shape))  # a size that no other axis has
-        inner = [[rows + 1 if size is None else size for size in spec.shape[self.rank :]] for spec in (targets, predictions)]
         columns = [1] if self.rank == predictions.shape.rank else []
-        specs = [tf.TensorSpec([rows, *sizes, *columns], spec.dtype) for sizes, spec in zip(inner, (targets, predictions))]
-        is_eager = eagerly and self._is_users
+        pair = (targets, predictions)
+        specs = with_rows(*(tf.TensorSpec([None, *spec.shape[self.rank :], *columns], spec.dtype) for spec in pair))
+        rows, is_eager = specs[0].shape[0], eagerly and self._is_users
         with outside_of_graphs():
             if self._wrapped is not None and self.over is None:
                 function: Function = self._wrapped
-                with suppress(Exception):  # whatever a function raises for tensors without values
-                    of_rows = graph_function(lambda y_true, y_pred: function(self._handed(y_true), y_pred))
-                    values = of_rows.get_concrete_function(*specs).structured_outputs
+                of_rows = lambda y_true, y_pred: call_users(function, self._handed(y_true), y_pred)  # noqa: E731
+                with suppress(Exception):  # an update calls it, too, and says what is wrong
+                    values = returned_by(of_rows, specs, rows + 1, eagerly=is_eager)
                     self._weighs = bool(values.shape.rank) and values.shape[0] == rows
             elif self.by_column or not ((self.metric.variables or is_eager) and self._has_result()):
                 try:
                     self._create_variables(specs, eagerly=is_eager)
                 except Exception as error:
-                    if not self._has_result():
+                    if not self._has_result():  # otherwise, its first update raises the same
                         raise ValueError(
                             f"`metrics` of head {self._head!r} must take its targets and predictions. Received: "
                             f"{self.metric.name!r} for targets of shape {targets.shape} and predictions of shape "
@@ -174,13 +174,13 @@ class HeadMetric:
         """Whether the metric has a result; without one, it lacks variables."""
         try:
             self.metric.result()
-        except Exception:  # noqa: BLE001 - whatever a metric raises before its first update
+        except Exception:  # noqa: BLE001 - whatever a metric raises before its first update; the logs call this, too
             return False
         return True
 
     def _create_variables(self, specs: Sequence[tf.TensorSpec], *, eagerly: bool) -> None:
         if eagerly:
-            self._apply(*(tf.zeros([1, *spec.shape[1:]], spec.dtype) for spec in specs))
+            self._apply(*made_up_rows(specs, 1))
             self.metric.reset_state()
         else:
             strategy = tf.distribute.get_strategy()

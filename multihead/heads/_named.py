@@ -29,7 +29,7 @@ from multihead.heads._metrics import HeadMetric
 from multihead.heads._reads import encode_reads, select
 from multihead.heads._scaled import check_scaling
 from multihead.heads._value import Head, Weight, weight_at
-from multihead.losses._elements import no_loss
+from multihead.losses._elements import counts_of, no_loss
 from multihead.losses._known import CLASSES, aligned, with_checked_range, with_columns
 from multihead.scaling import TargetScaling
 
@@ -242,7 +242,7 @@ class NamedHead:
         if not self.loss.has_count:
             return tf.reduce_sum(weights)
         labels, predictions, weights = self._loss_arguments(targets, predictions, weights)
-        counts: Tensor = self.loss.terms(labels, predictions)[1]
+        counts = counts_of(self.loss, labels, predictions)
         counts = counts if self.loss.is_total else sum_of_losses(_like(weights, counts, self.loss), weights)
         rule = f"`loss` of head {self.name!r} must return a sum and a finite count of at least 0. Received: a count of "
         parts = [rule, counts, f" from {self.loss.name!r}. Correct the second result of the loss."]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext, suppress
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.calls import (
     are_probabilities,
     call_users,
-    graph_function,
     keras_mask,
     targets_for_loss,
     with_columns_of_keras,
+    with_keras_mask,
     with_logits,
 )
+from multihead._ground.graphs import kinds_with_state, operations_behind, written_resources
 from multihead._ground.keras import options_of
 from multihead._ground.layers import check_initialized
 from multihead._ground.references import unchanged
-from multihead._ground.tensors import outside_of_graphs, precision_of, unchecked, where
+from multihead._ground.tensors import outside_of_graphs, precision_of, where
+from multihead._ground.trials import returned_by, with_rows
 from multihead._ground.types import Config, Function, Loss, Nested, Tensor
 from multihead._ground.validation import in_short
 from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned, is_keras, keras_object, known, with_columns
@@ -148,43 +150,27 @@ class ElementLoss:
             return int(shape.rank) - (self.over != ELEMENTS)
         key = (targets.dtype, tuple(targets.shape[1:]), predictions.dtype, tuple(predictions.shape[1:]))
         if key not in self._ranks:
-            # No other axis has this number of rows, so that they are not taken for columns, as in `[6] - [6, 6]`.
-            rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
-            specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
-            with outside_of_graphs():
-                self._ranks[key] = self._computed_rank(*specs)
+            self._ranks[key] = self._computed_rank(targets, predictions)
         return self._ranks[key]
 
     def _computed_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
-        failures: list[Exception] = []
+        fault: str | None = None
 
-        def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-            try:
-                return self.terms(targets, predictions)
-            except Exception as error:
-                failures.append(error)
-                raise
-
-        def zeros(spec: tf.TensorSpec) -> tf.Tensor:  # unknown sizes are larger than the number of rows, to tell both apart
-            unknown_size = spec.shape[0] + (not self.couples_rows)
-            return tf.zeros([unknown_size if size is None else size for size in spec.shape], spec.dtype)
-
-        def tried() -> Nested:
-            with suppress(Exception) if self.runs_eagerly else nullcontext():
-                return graph_function(computed).get_concrete_function(targets, predictions).structured_outputs
-            failures.clear()
-            with unchecked():  # the loss of these zeros may be infinite
-                return computed(zeros(targets), zeros(predictions))
+        def terms(targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+            nonlocal fault
+            values, counts = self.terms(targets, predictions)
+            # A loss of Keras counts the rows that have others to be compared with, by their labels.
+            is_fine = counts is None or tf.executing_eagerly() or is_keras(getattr(self._function, "func", None))
+            fault = None if is_fine else _fault_of_count(counts, predictions)
+            return values, counts
 
         try:
-            with unchanged(self.original, eagerly=self.runs_eagerly):
-                values, counts = tried()
+            values, counts = terms_of(self, targets, predictions, terms)
         except Exception as error:
-            first = failures[0] if failures else error
-            if isinstance(first, ReductionError):
-                raise ValueError(str(first)) from None
+            if isinstance(error, ReductionError):
+                raise ValueError(str(error)) from None
             shapes = [tf.TensorShape([None, *spec.shape[1:]]) for spec in (targets, predictions)]
-            if "KerasTensor" in str(first):
+            if "KerasTensor" in str(error):
                 raise ValueError(
                     f"The loss {self.name!r} must use its targets and predictions alone. Received: a loss that uses a "
                     "symbolic tensor of a model, that is, an input, another output or the result of a layer, which has no "
@@ -194,9 +180,10 @@ class ElementLoss:
             raise ValueError(
                 f"The loss {self.name!r} must take the head's targets and predictions. Received: targets of shape "
                 f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
-                f"targets, or the module's number of units. The loss says: {in_short(first)}"
+                f"targets, or the module's number of units. The loss says: {in_short(error)}"
             ) from error
         self.is_total, self.has_count = not values.shape.rank, counts is not None
+        _check_count(self, fault)
         return max(int(values.shape.rank), 1)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
@@ -278,6 +265,51 @@ def no_loss() -> ElementLoss:
 
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
+
+
+def terms_of(loss: ElementLoss, targets: tf.TensorSpec, predictions: tf.TensorSpec, terms: Function) -> Nested:
+    """What a function that calls the `terms` of a loss returns for batches of these specs, before there are any."""
+    specs = with_rows(targets, predictions)
+    # With `couples_rows`, a size that is open may be the number of rows: a prediction for each pair of them.
+    open_size = specs[0].shape[0] + (not loss.couples_rows)
+    with outside_of_graphs(), unchanged(loss.original, eagerly=loss.runs_eagerly):
+        return returned_by(terms, specs, open_size, eagerly=loss.runs_eagerly)
+
+
+def counts_of(loss: ElementLoss, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """The counts of a loss that has them.
+
+    Where it runs eagerly, no trace may have shown what they depend on, so they must be the same for predictions that are all
+    those of the first row.
+    """
+    counts: Tensor = loss.terms(targets, predictions)[1]
+    if loss.runs_eagerly and tf.executing_eagerly():
+        rows = tf.zeros(tf.shape(predictions)[:1], tf.int32)
+        first = with_logits(lambda tensor: tf.gather(tensor, rows), predictions)
+        with unchanged(loss.original, eagerly=True):
+            again = loss.terms(targets, with_keras_mask(first, keras_mask(predictions)))[1]
+        are_same = np.array_equal(counts, again, equal_nan=True)
+        _check_count(loss, None if are_same else "whose count changes with the predictions, or is another at each call")
+    return counts
+
+
+def _check_count(loss: ElementLoss, fault: str | None) -> None:
+    if fault is not None:
+        raise ValueError(
+            f"The loss {loss.name!r} must return a count that is a function of the targets: it is needed before there are "
+            f"predictions. Received: a loss {fault}. Count labels, and of the predictions take the shape alone, as "
+            "`tf.ones_like` does; or return one value per element, or the mean with `couples_rows=True`."
+        )
+
+
+def _fault_of_count(counts: tf.Tensor, predictions: tf.Tensor) -> str | None:
+    """Why a count in a graph is no function of the targets alone, or takes a call that changes something."""
+    behind = operations_behind(counts, with_sizes=True)
+    if written_resources(counts.graph.get_operations()):
+        return "which changes variables, and is called once more for its count"
+    if kinds_with_state(counts.graph, behind):
+        return "whose count draws random numbers or depends on a state"
+    return "whose count depends on the values of predictions" if predictions.op in behind else None
 
 
 def _without_kept_axes(values: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

@@ -198,10 +198,22 @@ def test_an_update_without_positives_leaves_the_head_alone(form):
         (lambda y, p: (whole(y, p)[0] + GENERATOR.uniform([]), whole(y, p)[1]), "which changes variables"),
         (lambda y, p: (whole(y, p)[0], whole(y, p)[1], CALLS.assign_add(1.0))[:2], "which changes variables"),
         (lambda y, p: (whole(y, p)[0], np.random.random() * float(whole(y, p)[1])), "another at each call"),
+        (lambda y, p: (whole(y, p)[0], float(tf.math.count_nonzero(p > 0))), "changes with the predictions"),
         (lambda y, p: (whole(y, p)[0], by_row(y, p)[1]), r"values of shape \(\) and counts of shape \(\d+,\)"),
         (lambda y, p: tf.reduce_mean(by_row(y, p)[0]), "must give one value per element.*a sum and a count"),
     ],
-    ids=["of predictions", "drawn", "in a branch", "generator", "generator of the sum", "state", "eager", "shapes", "mean"],
+    ids=[
+        "of predictions",
+        "drawn",
+        "in a branch",
+        "generator",
+        "generator of the sum",
+        "state",
+        "eager",
+        "eagerly of predictions",
+        "shapes",
+        "mean",
+    ],
 )
 def test_what_is_no_sum_and_count_is_refused(loss, words):
     x, y = data()

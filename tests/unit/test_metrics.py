@@ -193,6 +193,24 @@ def test_a_metric_may_make_variables_in_its_first_update(kind, run_eagerly):
     np.testing.assert_allclose(found, [np.array(metric.result())] * 2, rtol=1e-5, atol=1e-6)
 
 
+def test_a_function_of_one_number_without_a_trace_is_averaged_as_one_with_a_trace():
+    """A batch counts as much as another one, whatever its weights."""
+
+    def error(y_true, y_pred):
+        return tf.reduce_mean(tf.abs(y_true - y_pred))
+
+    def error_of_values(y_true, y_pred):
+        return error(y_true, y_pred) if float(tf.reduce_sum(y_true)) > -1000.0 else 0.0
+
+    x = np.random.default_rng(0).normal(size=(9, 3)).astype("float32")
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(1), "mse", weighted_metrics=[error, error_of_values])
+    trainer.compile("sgd", run_eagerly=True)
+    options = {"sample_weight": {"a": np.arange(9.0)}, "batch_size": 4, "verbose": 0, "return_dict": True}
+    found = trainer.evaluate(x, {"a": x[:, :1]}, **options)
+    assert found["a_error"] == found["a_error_of_values"]
+
+
 def test_a_metric_that_fails_in_its_first_update_says_why():
     class Failing(Late):
         def update_state(self, y_true, y_pred, sample_weight=None):
