@@ -176,7 +176,7 @@ def find_problems(
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
         problems.append(Problem(both(any_missing & ~all_missing & is_missing, targets_kept), values, rule, remedy))
     is_labelled = both(is_kept, is_labelled)
-    if rank > 1 and is_labelled is not None:  # a row must have all of its labels or none
+    if rank > 1 and is_labelled is not None and (spec.loss.is_undeclared or spec.undeclared_metrics):
         axes = list(range(1, is_labelled.shape.rank))
         broken = tf.reduce_any(is_labelled, axis=axes) & ~tf.reduce_all(is_labelled, axis=axes)
         problems += [Problem(broken, values, f"{whole_rows} {why}", remedy) for why, remedy in _undeclared(spec)]
