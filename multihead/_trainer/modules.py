@@ -88,12 +88,15 @@ def trace_predictions(
 
     A head that reads its targets and has none in the batch is left out if it is `known` already.
     """
-    # Variables and their values before the call; new ones of layers that live no longer than it are kept, too.
-    before: list[tuple[tf.Variable, tf.Tensor]] = []
+    # Variables and their values before the call, and new ones in a graph; those of layers that live no longer than it, too.
+    before, created = list[tuple[tf.Variable, tf.Tensor]](), list[tf.Variable]()
 
     def keep(create: Function, **options: object) -> tf.Variable:
         variable = create(**options)
-        before.append((variable, tf.identity(variable) if tf.executing_eagerly() else None))
+        if tf.executing_eagerly():
+            before.append((variable, tf.identity(variable)))
+        else:
+            created.append(variable)
         return variable
 
     def forward(inputs: Nested, targets: dict[str, Tensor]) -> Shapes:
@@ -105,7 +108,7 @@ def trace_predictions(
             for head in heads:
                 if not head.teacher_forcing or head.name in targets:
                     own = head.like_scaled(targets.get(head.name))
-                    predictions[head.name] = _trace_head(head, representation, own, find_leaves=len(heads) > 1)
+                    predictions[head.name] = _trace_head(head, representation, own, created, find_leaves=len(heads) > 1)
                 elif head.name not in known.predictions:
                     raise ValueError(
                         f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
@@ -150,8 +153,7 @@ def trace_predictions(
         failed = True
     finally:
         for variable, value in before:
-            if value is not None:
-                variable.assign(value)
+            variable.assign(value)
     if failed:
         return trace()
     sizes, num_rows = set[int](), {int(batch_size(sample.inputs))}  # what the specs leave open, besides the first axis
@@ -199,13 +201,17 @@ def _check_masks(encoder: Layer, heads: Sequence[NamedHead], specs: Batch, known
             )
 
 
-def _form_of(mask: tf.Tensor | None) -> MaskForm | None:
-    """Whether a mask depends on a state that the pass changes, and what it comes from; None for one that ran eagerly."""
+def _form_of(mask: tf.Tensor | None, created: Sequence[tf.Variable] = ()) -> MaskForm | None:
+    """Whether a mask depends on a state that the pass changes, and what it comes from; None for one that ran eagerly.
+
+    A variable that the pass has `created` is written to in any case.
+    """
     if mask is None:
         return False, []
     if not hasattr(mask, "graph"):
         return None
     behind, written = operations_behind(mask), written_resources(mask.graph.get_operations())
+    written -= {mask.graph.capture(variable.handle).name for variable in created}
     has_state = any(tensor.name in written for operation in behind for tensor in operation.inputs)
     parts = [
         (operation.type, operation.get_attr("value").SerializeToString() if operation.type == "Const" else b"")
@@ -255,9 +261,17 @@ def _reading() -> Iterator[list[tf.Variable]]:
 
 
 def _trace_head(
-    head: NamedHead, representation: DetachedRepresentation, targets: Nested, *, find_leaves: bool
+    head: NamedHead,
+    representation: DetachedRepresentation,
+    targets: Nested,
+    created: Sequence[tf.Variable],
+    *,
+    find_leaves: bool,
 ) -> Predictions:
-    """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
+    """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on.
+
+    The variables that a trace has `created` get their first values in its graph.
+    """
     leaves, nest = representation.leaves, representation.nest
     head.read(nest)  # an unknown key is an error of its own
     with PersistentTape(leaves) as tape, _reading() as read:
@@ -291,7 +305,7 @@ def _trace_head(
     shape = predictions.shape if not predictions.shape.rank else [None, *predictions.shape[1:]]
     spec = tf.TensorSpec(shape, predictions.dtype)
     mask: Nested = calls.keras_mask(predictions)
-    return Predictions(spec, mask is not None, tuple(depends), mask_form=_form_of(mask))
+    return Predictions(spec, mask is not None, tuple(depends), mask_form=_form_of(mask, created))
 
 
 def _check_held(whose: str, module: Layer, read: Iterable[Variable]) -> None:

@@ -188,3 +188,13 @@ def test_other_masks_count_as_they_are(name, eagerly):
     first, *others = masks(KEPT[name](), x)
     assert all((first == other).all() for other in others) and first.any()
     fit(KEPT[name](), x, run_eagerly=eagerly)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("kind", [keras.Sequential, lambda parts: Chain(*parts)], ids=["Sequential", "Chain"])
+def test_a_mask_of_what_a_new_layer_computes_is_no_state(kind, eagerly):
+    """The trace that makes the layer's variables gives them their first values, too."""
+    trainer = MultiHeadTrainer(layers.Dense(4))
+    trainer.add_head("a", kind([layers.Dense(1, activation="relu"), layers.Masking()]), "mse")
+    trainer.compile("sgd", run_eagerly=eagerly)
+    trainer.fit(X, {"a": Y}, verbose=0)
