@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from multihead._data.batch import Batch, by_head, is_absent, merged_spec, open_batch_size, unmasked, unpack
 from multihead._data.data import Data, check_not_empty, num_examples
-from multihead._data.digits import Digits
+from multihead._ground.digits import Digits
 from multihead._ground.keras import KERAS_3, is_tensor
 from multihead._ground.types import Dataset, Nested, Tensor
 from multihead._ground.validation import described, is_number, quoted
