@@ -260,7 +260,7 @@ def test_weights_are_loaded_into_a_new_trainer_of_built_modules(balancer, tmp_pa
         model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(hidden) for name in "ab"])
         model.compile("adam", "mse")
         trainer = MultiHeadTrainer.from_model(model)
-        trainer.compile(balancer=balancer)
+        trainer.compile(balancer=balancer, balance_at="parameters" if balancer == "MoCo" else "representation")
         return trainer
 
     saved, other = new(), new()
