@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3  # which has its own variable class and optimizers
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 
-METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3  # each metric of a flat list is for all outputs, even if there are as many
+METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3  # the metrics of a flat list are for all outputs, even if there are as many
 METRICS_ARE_SORTED = KERAS_3  # the list that `evaluate` returns has the metrics in the order of their names
 METRICS_KEEP_NAMES = KERAS_3  # a metric that is named by its class has this name in the logs, and not that of an instance
 SEQUENCES_BEGIN_ANEW = not KERAS_3  # every epoch begins with a `Sequence`'s first batch, even if `steps_per_epoch` is lower
@@ -203,7 +203,7 @@ def set_direction(callback: Callback, mode: str) -> None:
         callback.mode = mode
     elif not KERAS_3 and kind is not None:
         # Made only to see what Keras chooses.
-        chosen, right = (kind(monitor=callback.monitor, mode=each, **kinds[kind]) for each in ("auto", mode))
+        chosen, right = (kind(monitor=callback.monitor, mode=direction, **kinds[kind]) for direction in ("auto", mode))
         if callback.monitor_op is chosen.monitor_op and callback.monitor_op is not right.monitor_op:
             callback.monitor_op = right.monitor_op
             which = "higher" if mode == "max" else "lower"

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 def distinct(items: Iterable[Item]) -> list[Item]:
-    """Each of some objects once, in order."""
+    """Some objects without repetitions, in order."""
     return list({id(item): item for item in items}.values())
 
 
@@ -197,7 +197,7 @@ def recurrent_states(module: Layer) -> list[tf.Variable]:
 
 
 def state_variables(module: Layer) -> list[tf.Variable]:
-    """The variables, each once, that a module may change in training mode: averages, seeds, recurrent states, metrics."""
+    """The distinct variables that a module may change in training mode: averages, seeds, recurrent states, metrics."""
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
     variables = [
         *(variable for variable in module_variables(module) if not variable.trainable),
@@ -275,7 +275,7 @@ def outputs_of(node: Node) -> list[Tensor]:
 
 
 def nodes_in_order(outputs: Iterable[Tensor], known: Iterable[Tensor] = ()) -> list[Node]:
-    """The calls that some symbolic tensors depend on, each after those that it depends on; none behind `known` tensors."""
+    """The calls that some symbolic tensors depend on, in topological order; none behind `known` tensors."""
     order: dict[int, Node] = {}
     stop, stack = {id(tensor) for tensor in known}, [(tensor, False) for tensor in reversed(list(outputs))]
     while stack:

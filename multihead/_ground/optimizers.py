@@ -137,7 +137,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> list
     unknown = [variable for key, variable in created.items() if key not in assigned and len(variable.shape) > 0]
     if unknown:
         raise ValueError(
-            "`optimizer` must create its slots by `add_variable_from_reference`, or keep them in lists of one for each "
+            "`optimizer` must create its slots by `add_variable_from_reference`, or keep them in lists with one per "
             f"variable, so that those of idle heads can stay as they are. Received: {type(core).__name__}, with "
             f"{len(unknown)} others, such as {variable_name(unknown[0])!r}. Create them in one of these ways."
         )

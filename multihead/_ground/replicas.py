@@ -56,7 +56,7 @@ def restore_unless_finite(
 ) -> None:
     """Assigns values to variables if a flag is true, or one of them is not finite, in the cross-replica context.
 
-    Each replica does so for its own parts of the variables, which stay together.
+    A replica does so for its own parts of the variables, which stay together.
     """
 
     def restore(first: tf.Variable, others: Sequence[tf.Variable], values: Sequence[Tensor], flag: tf.Tensor) -> None:
@@ -69,7 +69,7 @@ def restore_unless_finite(
 
 
 def _on_each_replica(strategy: tf.distribute.Strategy, change: Function, variable: tf.Variable, *values: Nested) -> None:
-    """Calls a function with each replica's part of a variable and of values, in the cross-replica context."""
+    """Calls a function per replica, with its part of a variable and of values, in the cross-replica context."""
     if tf.distribute.has_strategy():
         strategy.extended.update(variable, no_autograph(change), args=values, group=False)
     else:

@@ -13,7 +13,7 @@ class PersistentTape:
     """Within this context, a persistent `tf.GradientTape` that watches `sources`, tensors and variables, and nothing else.
 
     In a graph it is `tf.gradients`, for which operations from before the context count, too: sources must be detached from
-    them. A persistent tape would make each function that is called, as the GRU of Keras 2 is, also return what derivatives
+    them. A persistent tape would make functions that are called, such as the GRU of Keras 2, also return what derivatives
     of gradients need, which takes a sixth of the time of a step.
     """
 

@@ -31,7 +31,7 @@ def in_xla() -> bool:
 
 
 def scan_rows(step: Callable[[State, tf.Tensor], State], state: State, orders: tf.Tensor) -> State:
-    """`step(state, others)` for each row of `orders`: unrolled for few heads, which is faster, otherwise a loop."""
+    """`step(state, others)` over the rows of `orders`: unrolled for few heads, which is faster, otherwise a loop."""
     count = int(orders.shape[0])
     if count < 16:
         for others in tf.unstack(orders):

@@ -82,7 +82,7 @@ def _not_encoded(callback: Callback, encoded: Mapping[str, object]) -> dict[str,
 
 
 def _warn_of_lost(callback: Callback, collections: Mapping[str, str], known: dict[str, str]) -> None:
-    """Warns of what training changes and cannot be saved, once for each attribute."""
+    """Warns of what training changes and cannot be saved, once per attribute."""
     for name, text in collections.items():
         if known.setdefault(name, "") not in (text, _REPORTED):
             known[name] = _REPORTED

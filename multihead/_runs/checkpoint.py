@@ -29,7 +29,7 @@ class Checkpoint(keras.callbacks.Callback):
     the data, even within an epoch. `fit` finds the checkpoint by itself; nothing else is needed to continue.
 
     To find its place, a resumed run reads the data before it again, without computing anything. So the data, those of
-    validation too, must come in the same order in each process: arrays do, and so do `tf.data` pipelines whose shuffles and
+    validation too, must come in the same order in every process: arrays do, and so do `tf.data` pipelines whose shuffles and
     other draws have a seed, such as those of `mix_datasets`, and generators that draw from a seed. Generators and a shuffled
     `PyDataset` that draw from the global random numbers of Python and NumPy do so unless a callback draws from these, too:
     callbacks are not called again. A shuffle without a seed, and a generator that does not repeat its first batch, are

@@ -76,8 +76,8 @@ def apply_update(spec: UpdateSpec, optimizer: Optimizer, update: Change, batch: 
         def apply() -> None:
             with ExitStack() as stack:
                 parts = [(group is groups[0], flag, group.variables) for flag, group in zip(trained, in_doubt)]
-                for of_encoder in (True, False):  # which may be large, and is copied apart from the heads
-                    part = [(flag, variables) for is_encoder, flag, variables in parts if is_encoder == of_encoder]
+                for copies_encoder in (True, False):  # which may be large, and is copied apart from the heads
+                    part = [(flag, variables) for is_encoder, flag, variables in parts if is_encoder == copies_encoder]
                     stack.enter_context(_restored(strategy, part))
                 _apply_scaled(strategy, spec, optimizer, gradients, places, step)
             for (_, variable), flag, value in zip(moves, moving, saved[1]):
@@ -154,7 +154,7 @@ def _apply_scaled(
     places: Sequence[int],
     step: tf.Tensor,
 ) -> None:
-    """Applies the optimizer, and then moves each variable with a factor other than 1 to `v_old + factor * (v_opt - v_old)`.
+    """Applies the optimizer, and then moves the variables with a factor other than 1 to `v_old + factor * (v_opt - v_old)`.
 
     A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
     returns 0, the variable and its slots do not change.
@@ -192,7 +192,7 @@ def _observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
     sees_losses = methods.weighting is not None or "losses" in methods.uses
     if "losses_after" in methods.uses:
         means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after(spec, update, applied)), weights.counts)
-        after = tf.cast(where(update.participation.active, weights.of_heads * means, 0.0), tf.float32)
+        after = tf.cast(where(update.participation.active, weights.head_weights * means, 0.0), tf.float32)
     applied = update.participation.methods_see(applied)
     seen = Observation(
         step=update.step,

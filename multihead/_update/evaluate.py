@@ -1,4 +1,4 @@
-"""Batches without training: losses and metrics, the losses after an update, and each head's gradients."""
+"""Batches without training: losses and metrics, the losses after an update, and the heads' gradients."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
     counts = count_labels(labels, spec.network.dtype)
     active = (counts > 0) & (weights > 0)
     sums, added = list[tf.Tensor](), [loss_of_call(network.encoder)]
-    for k, of_head in enumerate(labels):
-        if of_head is None:
+    for k, head_labels in enumerate(labels):
+        if head_labels is None:
             sums.append(tf.zeros([], spec.network.dtype))
             continue
 
-        def evaluated(k: int = k, labels: Labels = of_head) -> list[Tensor]:
+        def evaluated(k: int = k, labels: Labels = head_labels) -> list[Tensor]:
             head = network.heads[k]
             read, labels = rows_for(head, representation, labels)
             predictions = head.predict(read, labels.targets, training=False)
@@ -48,7 +48,7 @@ def evaluate_batch(spec: UpdateSpec, batch: Batch, weights: tf.Tensor) -> dict[s
 
         if network.heads[k].takes_labelled_rows:
             scalar = tf.zeros([0], tf.int32)
-            loss_sum, module_loss = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
+            loss_sum, module_loss = computed_if(tf.reduce_any(head_labels.weights > 0), evaluated, [scalar, scalar])
         else:
             loss_sum, module_loss = evaluated()
         sums.append(tf.cast(loss_sum, spec.network.dtype))
@@ -92,7 +92,7 @@ def loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.
 
 
 class HeadGradients(dict[str, list[Gradient]]):
-    """Each head's gradients by its name, one for each variable of the encoder or each leaf of the representation.
+    """The heads' gradients by name, one per variable of the encoder or per leaf of the representation.
 
     Attributes:
         own: Pairs of gradient and variable for the heads' own variables, and for those of the weighting.
@@ -121,7 +121,7 @@ class HeadGradients(dict[str, list[Gradient]]):
 def update_of_heads_apart(
     spec: UpdateSpec, at: str, batch: Batch, step: tf.Tensor, loss_scale: tf.Tensor | None
 ) -> tuple[Update, Rows]:
-    """The update of a batch, of all heads whatever the schedule and without balancing, and each head's gradients in it.
+    """The update of a batch, of all heads whatever the schedule and without balancing, and the heads' gradients in it.
 
     Those `at` the `"representation"` are this replica's, those at the `"parameters"` over all replicas.
     """
@@ -140,7 +140,7 @@ def update_of_heads_apart(
 def gradients_by_head(
     spec: UpdateSpec, at: str, batch: Batch, step: tf.Tensor, loss_scale: tf.Tensor | None
 ) -> HeadGradients:
-    """Each head's gradients of its weighted mean loss; afterwards all variables are what they were."""
+    """The gradients of the heads' weighted mean losses; afterwards all variables are what they were."""
     before = RollBack(spec.state)
     update, rows = update_of_heads_apart(spec, at, batch, step, loss_scale)
     before.restore()

@@ -29,7 +29,7 @@ class Broken(NamedTuple):
 
     heads: tf.Tensor  # `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains
     losses: tf.Tensor  # `[num_heads]` booleans: the loss
-    variables: tf.Tensor  # a boolean for the gradient of each of the network's variables
+    variables: tf.Tensor  # booleans for the gradients of the network's variables
 
     @classmethod
     def of_gradients(cls, network: Network, gradients: ByOwner) -> Broken:
@@ -73,7 +73,7 @@ class Faults:
         self._variables = [variable_name(variable) for variable in network.variables.all]
         # Of the last fault: how many updates in a row were skipped up to it; the number of updates before it; the position
         # in the epoch of its first batch, or -1; which data were not finite. Once training must stop, they stay as they are.
-        # The flags say for each head, and then for each variable, whether it was not finite. The numbers of the epoch are of
+        # The flags say of heads, and then of variables, whether they were not finite. The numbers of the epoch are of
         # updates skipped, and of those among them for loss scaling, and because of a fault.
         flags = tf.zeros([len(self._heads) + len(self._variables)], tf.bool)
         self.numbers, self.flags = first_replica_variable(tf.zeros([4], tf.int64)), first_replica_variable(flags)

@@ -1,4 +1,4 @@
-"""Labels: which elements of a batch have one, how much each counts, and their number in the whole update."""
+"""Labels: which elements of a batch have one, how much they count, and their number in the whole update."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Labels(NamedTuple):
     """A head's labels in a batch."""
 
     targets: tf.Tensor  # the targets for the loss, without missing values
-    weights: tf.Tensor  # the weight of each element, 0 if its label is missing
+    weights: tf.Tensor  # the weights of the elements, 0 where a label is missing
     unscaled: tf.Tensor | None = None  # the same targets in their own units, if the head has a scaling of targets
     # For a loss that returns a count: one number per row, with this count as their sum; None for other losses
     counts: tf.Tensor | None = None
@@ -42,7 +42,7 @@ class Labels(NamedTuple):
 def read_labels(
     network: Network, batch: Batch, *, check: bool = True, fully_labelled: Collection[str] = ()
 ) -> list[Labels | None]:
-    """Each head's labels in a batch; None for a head without targets in the batch.
+    """The heads' labels in a batch; None for a head without targets in the batch.
 
     `check` is as in `targets_and_weights`; no target of a head in `fully_labelled` marks a missing label.
     """
@@ -76,12 +76,12 @@ def with_counts(network: Network, inputs: Nested, labels: Sequence[Labels | None
 
     def counted(k: int, head: NamedHead, representation: Nested) -> Nested:
         def count() -> list[tf.Tensor]:
-            read, labelled = rows_for(head, representation, of_head)
+            read, labelled = rows_for(head, representation, head_labels)
             return [head.count(labelled.targets, head.predict(read, labelled.targets, training=False), labelled.weights)]
 
-        of_head: Nested = labels[k]
-        total = computed_if(tf.reduce_any(of_head.weights > 0), count, [tf.zeros([0], tf.int32)])[0]
-        return of_head._replace(counts=total * tf.one_hot(0, tf.shape(of_head.weights)[0], dtype=total.dtype))
+        head_labels: Nested = labels[k]
+        total = computed_if(tf.reduce_any(head_labels.weights > 0), count, [tf.zeros([0], tf.int32)])[0]
+        return head_labels._replace(counts=total * tf.one_hot(0, tf.shape(head_labels.weights)[0], dtype=total.dtype))
 
     have_count = [head.loss.has_count and head_labels is not None for head, head_labels in zip(network.heads, labels)]
     with_count = _in_inference(network, inputs, have_count, counted)
@@ -126,7 +126,7 @@ def runs(head: NamedHead, computed: tf.Tensor, labels: Labels) -> tf.Tensor:
 
 def count_labels(labels: Sequence[Labels | None], dtype: tf.DType) -> tf.Tensor:
     """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
-    sums = [tf.zeros([]) if of_head is None else tf.reduce_sum(of_head.counted) for of_head in labels]
+    sums = [tf.zeros([]) if head_labels is None else tf.reduce_sum(head_labels.counted) for head_labels in labels]
     return tf.stack([tf.cast(count, dtype) for count in sums])
 
 
@@ -134,7 +134,7 @@ def count_over_replicas(
     batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]], dtype: tf.DType
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`[num_heads]` counts of an update's labelled elements on this replica, the same over all, and all its examples."""
-    local = tf.add_n([count_labels(of_batch, dtype) for of_batch in labels])
+    local = tf.add_n([count_labels(batch_labels, dtype) for batch_labels in labels])
     examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), dtype)
     if replicas.num_replicas() == 1:
         return local, local, examples
@@ -144,7 +144,7 @@ def count_over_replicas(
 
 def measure(heads: Sequence[NamedHead], representation: Nested, labels: Sequence[Labels | None]) -> None:
     """Updates the metrics of heads that are not trained; labels are None for a head without targets."""
-    for head, of_head in zip(heads, labels):
-        if of_head is not None:
-            predictions = head.predict(representation, of_head.targets, training=False)
-            head.update_metrics(of_head.targets, predictions, of_head.weights, representation)
+    for head, head_labels in zip(heads, labels):
+        if head_labels is not None:
+            predictions = head.predict(representation, head_labels.targets, training=False)
+            head.update_metrics(head_labels.targets, predictions, head_labels.weights, representation)

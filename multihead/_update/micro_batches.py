@@ -1,6 +1,6 @@
 """Micro-batches: a batch split into parts that are processed one after another, in the memory of one part.
 
-Each element's loss is divided by the count of the whole update. The gradients of micro-batches therefore add up to those
+An element's loss is divided by the count of the whole update. The gradients of micro-batches therefore add up to those
 of all examples in one batch, even if the micro-batches differ in size. In a graph, the micro-batches of a batch are a loop.
 """
 
@@ -19,15 +19,15 @@ from multihead._update.labels import Labels
 
 
 class MicroBatch(NamedTuple):
-    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch)."""
+    """Some of a batch's examples, with the heads' labels (None for a head without targets in the batch)."""
 
     inputs: Nested
-    labels: list[Labels | None]  # the labels of each head that is trained
-    measured: Sequence[Labels | None] = ()  # the labels of each head that is only measured
+    labels: list[Labels | None]  # the labels of the heads that are trained
+    measured: Sequence[Labels | None] = ()  # the labels of the heads that are only measured
 
 
 class MicroBatches(Sequence[MicroBatch]):
-    """The `number` micro-batches of each of some batches, of sizes that differ by one at most, made where they are used."""
+    """The micro-batches of some batches, `number` per batch, of sizes that differ by one at most, made where used."""
 
     def __init__(self, batches: Sequence[MicroBatch], number: int) -> None:
         self.batches = list(batches)
@@ -64,7 +64,7 @@ def accumulate(
     Empty ones are skipped: layers such as batch normalization cannot handle them. `shapes` is a nest of the dense shapes of
     the results, None for those that are always None; it is not used for a single micro-batch.
 
-    With `kept`, the results are pairs: a nest to add, and one that is appended to `kept` for each micro-batch. The batches
+    With `kept`, the results are pairs: a nest to add, and one that is appended to `kept` per micro-batch. The batches
     are then not split.
     """
     if len(micro_batches) == 1:
@@ -89,7 +89,7 @@ def accumulate(
 
         return computed_if(has_examples, computed, flat_shapes)
 
-    # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
+    # One function body for all: one copy of it per micro-batch would need more memory than is saved.
     options = {"reduce_retracing": True, "experimental_attributes": {"_noinline": True}}
     call: Nested = compute_if_any if is_eager else graph_function(compute_if_any, **options)
     places, in_loops = list(range(len(micro_batches))), not is_eager and not is_dense and micro_batches.number > 1

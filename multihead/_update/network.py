@@ -19,7 +19,7 @@ from multihead.rates import Factor, values_at
 
 
 class ByOwner(NamedTuple):
-    """Trainable variables by owner, each of them once; or one gradient for each, None if no loss depends on the variable."""
+    """Trainable variables by owner, without repetitions; or their gradients, None if no loss depends on the variable."""
 
     encoder: list[Nested]  # those of the encoder
     heads: list[Nested]  # those of the heads that are not variables of the encoder
@@ -50,7 +50,7 @@ class Predictions(NamedTuple):
 
     spec: tf.TensorSpec  # their spec
     masked: bool  # whether they carry a Keras mask
-    leaves: tuple[bool, ...]  # for each floating-point leaf of the representation, whether they depend on it
+    leaves: tuple[bool, ...]  # by floating-point leaf of the representation, whether they depend on it
     # The trainable variables of the encoder and the heads that the loss itself reads
     read_by_loss: tuple[Variable, ...] = ()
     mask_form: MaskForm | None = None  # of the mask in inference mode, if a trace has shown it
@@ -63,15 +63,15 @@ class Network:
     encoder: Layer
     heads: tuple[NamedHead, ...]  # the heads, in the order in which they were added
     variables: ByOwner  # all trainable variables
-    # For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They are those
+    # By head, the positions of its variables in `variables.heads`; several heads may share a variable. They are those
     # of its module, and others that its loss reads.
     own: tuple[tuple[int, ...], ...]
     # For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also contains,
     # or its loss reads
     shared: tuple[tuple[int, ...], ...]
-    learned_by: tuple[list[int], ...]  # for each variable in `variables.weighting`, the heads that train it
+    learned_by: tuple[list[int], ...]  # by variable in `variables.weighting`, the heads that train it
     predictions: Mapping[str, Predictions]  # of every head, by its name
-    stateful: tuple[bool, ...]  # for each head, whether a forward pass in training mode may change variables of its module
+    stateful: tuple[bool, ...]  # by head, whether a forward pass in training mode may change variables of its module
     # The layers that may change variables of their own in such a pass, each with its module
     with_state: tuple[tuple[Layer, Layer], ...] = ()
     measured: tuple[NamedHead, ...] = ()  # the heads that are not trained, and have metrics
@@ -135,7 +135,7 @@ class Network:
 
     @property
     def reads(self) -> list[tuple[bool, ...]]:
-        """For each head, which floating-point leaves of the representation its predictions depend on."""
+        """By head, which floating-point leaves of the representation its predictions depend on."""
         return [self.predictions[head.name].leaves for head in self.heads]
 
     @property
@@ -172,7 +172,7 @@ class Network:
     def state_at(self, factors: Sequence[Factor], step: tf.Tensor) -> list[tuple[tf.Tensor, list[tf.Variable]]]:
         """Variables that layers change in a forward pass and that a function of the step may freeze, as it does the others.
 
-        By whether they change, a boolean scalar; `factors` are those of learning rates, one for each of the variables.
+        By whether they change, a boolean scalar; `factors` are those of learning rates, one per variable.
         """
         changing = {i for i, factor in enumerate(factors) if callable(factor)}
         changes = list[tuple[tf.Tensor, list[tf.Variable]]]()
@@ -211,7 +211,7 @@ class Network:
 
     @property
     def metrics_of_layers(self) -> list[Metric]:
-        """The metrics that the trainer itself and the layers of the modules keep, each once, in the order of Keras."""
+        """The distinct metrics that the trainer itself and the layers of the modules keep, in the order of Keras."""
         modules = [*self.modules, *(head.module for head in self.measured)]
         metrics = [] if self.trainer is None else list(self.trainer._metrics)
         metrics += [metric for module in modules for metric in layers.metrics_of_layers(module)]

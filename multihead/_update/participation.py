@@ -33,7 +33,7 @@ class Participation(NamedTuple):
     trains_encoder: tf.Tensor  # `[num_heads]` booleans: those of them that train the encoder; the methods see no others
     any: tf.Tensor  # whether there is anything to apply, a boolean scalar
     groups: tuple[Group, ...]  # of all trainable variables, the encoder's first
-    computed: tuple[Flag, ...] = ()  # for each head, whether its losses and gradients are computed
+    computed: tuple[Flag, ...] = ()  # by head, whether its losses and gradients are computed
 
     @classmethod
     def of(
@@ -41,7 +41,7 @@ class Participation(NamedTuple):
     ) -> Participation:
         """The participation in an update that trains the `active` heads, `[num_heads]`.
 
-        `always` is, for each head, whether it is known that every update that is applied trains it; `conditional`, whether
+        `always` is, by head, whether it is known that every update that is applied trains it; `conditional`, whether
         it is not computed while it is idle.
         """
         by_head, encoder_heads = tf.unstack(active), groups[0].heads

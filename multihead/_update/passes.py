@@ -39,10 +39,10 @@ class LossGradients(NamedTuple):
 
 
 ByLoss = Sequence[tuple[list[Gradient], list[Gradient]]]
-"""For each head, the gradients of its loss, and those of the losses that its module has added, one per variable."""
+"""By head, the gradients of its loss, and those of the losses that its module has added, one per variable."""
 
 HeadLosses = tuple[LossGradients, LossGradients]
-"""The loss of a head, each element times its weight, and the losses that its module has added."""
+"""The loss of a head, weighted by element, and the losses that its module has added."""
 
 
 class Sums(NamedTuple):
@@ -50,7 +50,7 @@ class Sums(NamedTuple):
 
     losses: tf.Tensor  # `[num_heads]` loss sums, not divided by counts
     added_loss: tf.Tensor | None  # the losses that calls have added, times the micro-batch's fraction; None without any
-    own: ByLoss  # with respect to each head's own variables
+    own: ByLoss  # with respect to the heads' own variables
     # `[num_heads]`: in how many micro-batches a gradient at the representation, unless it is measured there, or of a shared
     # variable is not finite
     broken: tf.Tensor
@@ -210,7 +210,7 @@ class HeadsPass(EncoderPass):
         return with_losses(self.through_encoder(leaves, with_added=True), self.network.shared, shared, coefficients)
 
     def by_head(self) -> list[list[Gradient]]:
-        """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
+        """By head, one gradient of its loss per encoder variable, in one backward pass per head."""
         through = partial(self.through_encoder, with_added=False)
         backward = through if tf.executing_eagerly() else graph_function(through)  # traced once for all heads
         rows = [list(backward(row)) for row in self.at_representation]
@@ -230,7 +230,7 @@ def with_losses(
 ) -> list[Gradient]:
     """Gradients by variable, plus those of the heads' losses times `coefficients`, None for 1, and of added losses.
 
-    `positions` are, for each head, those of its variables among the gradients.
+    `positions` are, by head, those of its variables among the gradients.
     """
     sums = list(gradients)
     for k, (head_gradients, module_gradients) in enumerate(by_loss):

@@ -29,13 +29,13 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     network, roll_back, number = spec.network, RollBack(spec.state), spec.methods.num_micro_batches
     batches = [check_rows(batch, number) if number > 1 else batch for batch in batches]
 
-    # 1. Labels: which elements have one, and how many there are in all batches and on all replicas. Of several batches, each
-    # calls the same function, which is traced once per shape.
+    # 1. Labels: which elements have one, and how many there are in all batches and on all replicas. Several batches
+    # call the same function, which is traced once per shape.
     read = spec.labels if len(batches) == 1 or tf.executing_eagerly() else graph_function(spec.labels)
     labels = [read(batch) for batch in batches]
     local_counts, counts, examples = count_over_replicas(batches, [trained for trained, _ in labels], spec.network.dtype)
 
-    # 2. Weights: which heads train at this step, and how much each loss counts.
+    # 2. Weights: which heads train at this step, and how much the losses count.
     head_weights = tf.cast(head_weights_at(network.heads, step), spec.network.dtype)
     participation = _participation(spec, batches, head_weights, counts, step)
     known = {"participation": participation, "counts": counts, "examples": examples, "scale": scale, "step": step}
@@ -86,7 +86,7 @@ def _participation(
 ) -> Participation:
     """Who takes part: the heads with labels and a weight above 0 that are not switched off, and whose turn it is.
 
-    The loop decides what is known of each head while the step is traced. `always`: every update that is applied trains it,
+    The loop decides what is known of a head while the step is traced. `always`: every update that is applied trains it,
     so that nothing of it needs to be restored. `conditional`: it is computed only if it takes part; others are computed
     in any case, with a weight of 0 where they do not.
     """

@@ -16,7 +16,7 @@ from multihead._ground.types import Gradient, Layer, Nested
 from multihead._ground.validation import described, in_short
 
 Rows = Sequence[list[Gradient]]
-"""For each head, one gradient per leaf of the representation or per variable; None where the head has none."""
+"""By head, one gradient per leaf of the representation or per variable; None where the head has none."""
 
 Measure = Callable[[Rows], tf.Tensor]
 """Computes the inner products of the heads' gradients, `[num_heads, num_heads]` float64, or only their diagonal."""
@@ -56,7 +56,7 @@ class DetachedRepresentation:
                 attached[id(logits)], detached[id(logits)] = logits, tf.stop_gradient(logits)
                 with_keras_logits(detached[key], detached[id(logits)])
         leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
-        # The floating-point leaves, each once, and the nest with detached ones; other leaves pass through; masks are kept.
+        # The distinct floating-point leaves, and the nest with detached ones; other leaves pass through; masks are kept.
         self.attached, self.leaves = list(attached.values()), list(detached.values())
         self.nest = tf.nest.pack_sequence_as(representation, leaves)
         if not self.leaves:
@@ -67,7 +67,7 @@ class DetachedRepresentation:
 
 
 def times(rows: Rows, factors: tf.Tensor | None) -> Rows:
-    """Each head's gradients times its factor, `[num_heads]`; unchanged for None."""
+    """The heads' gradients times their factors, `[num_heads]`; unchanged for None."""
     if factors is None:
         return rows
     by_head = zip(rows, tf.unstack(factors, len(rows)), strict=True)
@@ -90,7 +90,7 @@ def squared_norms(rows: Rows) -> tf.Tensor:
 
 
 def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
-    """Inner products after each row is multiplied by its factor, float64; unchanged for None."""
+    """Inner products after the rows are multiplied by their factors, float64; unchanged for None."""
     products = tf.cast(products, tf.float64)  # in eager mode, those of a batch without examples are zeros of any dtype
     if factors is None:
         return products

@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 2**16
 
 
 class Moments(NamedTuple):
-    """Statistics of labels, for each column or for all, as float64 tensors or arrays of one shape."""
+    """Statistics of labels, per column or for all, as float64 tensors or arrays of one shape."""
 
     number: Tensor
     mean: Tensor  # 0 without labels
@@ -106,7 +106,7 @@ def fit_scalings(
 ) -> None:
     """Reads the data of a call of `fit` once, and learns the scalings from them that no checkpoint has restored since.
 
-    A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
+    A resumed run reads them, too: a data set that shuffles again for every pass must come in the same order as before.
     `heads` are those whose scaling was not known when the call began, `names` those of all heads.
     """
     if not heads:
@@ -141,10 +141,10 @@ def moments_of(
 
     def compute(batch: Batch) -> dict[str, Moments]:
         present, labels = dict[str, Moments](), read_labels(network, batch, check=spec.running.check_labels)
-        for head, of_head in zip(heads, labels):
-            if of_head is not None and head.scaling is not None:
+        for head, head_labels in zip(heads, labels):
+            if head_labels is not None and head.scaling is not None:
                 predicted = network.predictions[head.name].spec
-                changed, counts = head.scaling.changed(of_head.in_units, of_head.weights, predicted, head.loss.over)
+                changed, counts = head.scaling.changed(head_labels.in_units, head_labels.weights, predicted, head.loss.over)
                 shape = [-1, *head.scaling.mean.shape]
                 values, counts = (tf.reshape(numbers, shape) for numbers in (changed, tf.cast(counts, tf.float64)))
                 number = tf.reduce_sum(counts, axis=0)

@@ -73,11 +73,11 @@ class Methods:
 class Running:
     """What a trainer has besides its network and methods: variables of training, and what holds for the current steps."""
 
-    slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots of each of the network's variables
-    enabled: tf.Variable  # `[num_heads]`: 0 for each head that `set_idle` has made idle, 1 for the others
+    slots: Sequence[Sequence[tf.Variable]]  # the optimizer slots by variable of the network
+    enabled: tf.Variable  # `[num_heads]`: 0 for the heads that `set_idle` has made idle, 1 for the others
     faults: Faults
-    check_labels: bool  # whether values of labels and sample weights are checked in each batch
-    periods: tuple[Rates, ...]  # the factors of learning rates and weight decay in each period of training, in order
+    check_labels: bool  # whether values of labels and sample weights are checked in every batch
+    periods: tuple[Rates, ...]  # the factors of learning rates and weight decay by period of training, in order
     plan: Plan = Plan()  # what the step relies on
 
     @property
@@ -141,12 +141,12 @@ class UpdateSpec:
         Those of metrics are restored only if the head's loss, or one of their own values, is not finite.
         """
         heads = (*self.network.heads, *self.network.measured)
-        of_metrics = metric_variables(metric for head in heads for metric in head.metrics or [])
-        return distinct([*self._state_of_encoder, *of_metrics, *self.network.state])
+        metric_state = metric_variables(metric for head in heads for metric in head.metrics or [])
+        return distinct([*self._state_of_encoder, *metric_state, *self.network.state])
 
     @property
     def measuring(self) -> list[tuple[tuple[int, ...], list[tf.Variable]]]:
-        """The variables of the metrics of each head, and the positions of the heads whose losses judge them.
+        """The variables of a head's metrics, and the positions of the heads whose losses judge them.
 
         Those are all heads for a head that is only measured, and for the metrics that layers keep.
         """
@@ -158,5 +158,5 @@ class UpdateSpec:
     @property
     def _state_of_encoder(self) -> list[tf.Variable]:
         """Those of them that change only in an update that trains the encoder: its own, and the methods'."""
-        of_methods = [variable for method in self.methods.all for variable in method.non_trainable_variables]
-        return [*map(tensor_variable, of_methods), *state_variables(self.network.encoder)]
+        method_state = [variable for method in self.methods.all for variable in method.non_trainable_variables]
+        return [*map(tensor_variable, method_state), *state_variables(self.network.encoder)]

@@ -1,7 +1,7 @@
 """Strategies for the heads' gradients to go back through the encoder. The trainer chooses one when it is built.
 
 Coefficients that are known before an update, as those of the plain sum and of methods with running averages are, need one
-backward pass through the encoder for each micro-batch. Others come from inner products over all micro-batches and replicas,
+backward pass through the encoder per micro-batch. Others come from inner products over all micro-batches and replicas,
 since balancing is not linear. Of a single micro-batch, these are known before the encoder's backward pass, and one such pass
 is enough. Of several, they are complete only after the last one: either each micro-batch runs through the encoder once more
 (`TwoPasses`), or it computes the encoder gradient of every head.
@@ -67,7 +67,7 @@ class BackwardStrategy(ABC):
         return None if known is None else Reuse(known[0], where(trains_encoder, known[1], 0.0))
 
     def _shapes(self, network: Network, *, has_rows: bool) -> Nested:
-        """The dense shapes of sums, the encoder's gradients, those of each head, and inner products, of a micro-batch."""
+        """The dense shapes of sums, the encoder's gradients, those of the heads, and inner products, of a micro-batch."""
         num_heads, encoder = len(network.heads), shapes_of(network.encoder_tensors)
         vector, own = tf.constant([num_heads]), [shapes_of(network.own_tensors(k)) for k in range(num_heads)]
         added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `HeadsPass._losses_of`
@@ -77,7 +77,7 @@ class BackwardStrategy(ABC):
 
 
 class CombinedFirst(BackwardStrategy):
-    """Combines the heads' gradients at the representation, before one backward pass of each micro-batch.
+    """Combines the heads' gradients at the representation, before one backward pass per micro-batch.
 
     Those of several micro-batches are added: their coefficients are known before the update.
     """
@@ -118,9 +118,9 @@ class CombinedFirst(BackwardStrategy):
 
 
 class PassPerHead(BackwardStrategy):
-    """Makes a backward pass of each micro-batch for each head, and combines the sums over micro-batches."""
+    """Makes one backward pass per micro-batch and head, and combines the sums over micro-batches."""
 
-    passes = "forward once and backward once for each head"
+    passes = "forward once and backward once per head"
 
     def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights) -> Gathered:
         reuse = self._reuse(weights)
@@ -164,7 +164,7 @@ class PassPerHead(BackwardStrategy):
 
 
 def _apart_or_combined(heads: HeadsPass, reuse: Reuse) -> tuple[list[Gradient], Rows]:
-    """The gradients of added losses and those of each head; where coefficients are reused, those of the combined losses.
+    """The gradients of added losses and those of the heads; where coefficients are reused, those of the combined losses.
 
     The heads' own gradients are then zeros in a graph, and None in eager mode.
     """
@@ -187,7 +187,7 @@ def computed_or_none(holds: tf.Tensor, compute: Callable[[], list[Gradient]], te
 
 
 def reduced(products: tf.Tensor | None, factors: tf.Tensor | None) -> tf.Tensor | None:
-    """Inner products over all replicas, after each row is multiplied by its factor."""
+    """Inner products over all replicas, after the rows are multiplied by their factors."""
     return None if products is None else weighted(replicas.all_reduce_sum(products), factors)
 
 

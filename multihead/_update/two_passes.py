@@ -79,13 +79,13 @@ class _Sums(NamedTuple):
 class _Kept(NamedTuple):
     """The gradients at the representation that a micro-batch keeps."""
 
-    heads: Rows  # of each head's loss
+    heads: Rows  # of the heads' losses
     added: list[Gradient]  # of the losses that the heads' modules have added
 
 
 @dataclass(frozen=True)
 class TwoPasses(BackwardStrategy):
-    """Runs each micro-batch through the encoder forward, and then, with the combined gradient, forward and backward."""
+    """Runs all micro-batches through the encoder forward, and then, with the combined gradient, forward and backward."""
 
     repeatable: Repeatable = Repeatable((), ())
     passes = "forward twice and backward once"
@@ -137,7 +137,7 @@ class TwoPasses(BackwardStrategy):
 
     def _shapes_of_first(self, network: Network, may_reuse: bool) -> tuple[_Sums, _Kept]:
         common, encoder, _, products = self._shapes(network, has_rows=False)
-        of_heads = [shapes_of(network.shared_tensors(k)) for k in range(len(network.heads))]
+        head_shapes = [shapes_of(network.shared_tensors(k)) for k in range(len(network.heads))]
         leaves = [tf.constant([size or 0 for size in shape], tf.int32) for shape in self.repeatable.leaves]
-        encoder, shared = encoder if may_reuse else [None] * len(encoder), [(of_head, of_head) for of_head in of_heads]
+        encoder, shared = encoder if may_reuse else [None] * len(encoder), [(shapes, shapes) for shapes in head_shapes]
         return _Sums(common, encoder, shared, products), _Kept([leaves] * len(network.heads), leaves)

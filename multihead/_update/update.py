@@ -45,10 +45,10 @@ class Combined(NamedTuple):
     # their coefficients; otherwise None
     square: tf.Tensor | None = None
     is_measured: Flag = None  # whether `gramian` was computed; otherwise it is zero
-    # For each head, the gradients of its loss over all replicas, one per encoder variable, without loss-dependent factors;
+    # By head, the gradients of its loss over all replicas, one per encoder variable, without loss-dependent factors;
     # empty if they are not known
     rows: Rows = ()
-    leaves: Rows = ()  # for each head, this replica's weighted gradients at the representation; empty if they are not kept
+    leaves: Rows = ()  # by head, this replica's weighted gradients at the representation; empty if they are not kept
 
     @property
     def cosines(self) -> tf.Tensor | None:

@@ -1,4 +1,4 @@
-"""How much each head's loss counts in one update: weights of the heads (constant or functions of the step), weighting."""
+"""How much the heads' losses count in one update: weights of the heads (constant or functions of the step), weighting."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def weigh(
 class LossWeights(NamedTuple):
     """How much the losses of one update count, before they are known.
 
-    Those that depend on losses are known only after the last micro-batch. Therefore a weight has two factors: each element's
+    Those that depend on losses are known only after the last micro-batch. Therefore a weight has two factors: an element's
     loss is multiplied by the fixed one, and gradients are multiplied by the loss-dependent one later.
     """
 
@@ -63,19 +63,19 @@ class LossWeights(NamedTuple):
     counts: tf.Tensor  # `[num_heads]` counts of labelled elements in the whole update, over all replicas
     examples: tf.Tensor  # the number of examples in the whole update, over all replicas, float32
     scale: tf.Tensor | None  # the factor of loss scaling, or None
-    of_heads: tf.Tensor  # `[num_heads]`: the weights of the heads at this step
+    head_weights: tf.Tensor  # `[num_heads]`: the weights of the heads at this step
     fixed: tf.Tensor  # `[num_heads]`: the fixed factor; 0 for an idle head
-    # `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied
+    # `[num_heads]`: the fixed factor divided by the count, by which the elements' losses are multiplied
     per_element: tf.Tensor
 
     @classmethod
-    def of(cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, **known: Any) -> LossWeights:
+    def of(cls, weighting: Weighting | None, head_weights: tf.Tensor, *, counts: tf.Tensor, **known: Any) -> LossWeights:
         """The weights at a step; the arguments are the attributes."""
-        fixed = where(known["participation"].active, of_heads, 0.0)
+        fixed = where(known["participation"].active, head_weights, 0.0)
         if weighting is not None and not depends_on_losses(weighting):
-            fixed *= weigh(weighting, tf.zeros_like(of_heads), known["participation"], known["step"])[0]
+            fixed *= weigh(weighting, tf.zeros_like(head_weights), known["participation"], known["step"])[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
-        return cls(weighting, of_heads=of_heads, counts=counts, fixed=fixed, per_element=per_element, **known)
+        return cls(weighting, head_weights=head_weights, counts=counts, fixed=fixed, per_element=per_element, **known)
 
 
 class Losses:
@@ -96,7 +96,7 @@ class Losses:
             return
         self.regularizer = weighting.regularizer(participation.trains_encoder)  # now: an update changes what it reads
         self._by_weighting, total = weigh(weighting, self.weighted, participation, loss_weights.step)
-        self.total, self.weights = total / replicas.num_replicas(), loss_weights.of_heads * self._by_weighting
+        self.total, self.weights = total / replicas.num_replicas(), loss_weights.head_weights * self._by_weighting
         self.factors = self._by_weighting if depends_on_losses(weighting) else None
 
     @cached_property
@@ -107,7 +107,7 @@ class Losses:
     @cached_property
     def weighted(self) -> tf.Tensor:
         """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
-        return where(self.loss_weights.participation.active, self.loss_weights.of_heads * self.means, 0.0)
+        return where(self.loss_weights.participation.active, self.loss_weights.head_weights * self.means, 0.0)
 
     def learned(self, norms: tf.Tensor | None) -> list[tf.Tensor]:
         """The gradients of the weighting's variables, from the norms of the heads' weighted gradients."""

@@ -49,7 +49,7 @@ class Statistic(NamedTuple):
 
     name: str  # logged as `{head}_{name}` if there is one per head, and `{head}_{other}_{name}` if one per pair
     # Computes it from an update: a scalar, `[num_heads]`, or `[num_heads, num_heads]` for pairs; None if the update does not
-    # provide it. Of several replicas, each returns the whole statistic.
+    # provide it. Of several replicas, all return the whole statistic.
     value: Callable[[Update], tf.Tensor | None]
     level: str | None  # the value of `telemetry=` from which on it is logged; None: with all
     # `"head"`: one per head, over the updates that train the head; `"pair"`: one per pair of heads, over those that train
@@ -60,7 +60,7 @@ class Statistic(NamedTuple):
     averaged: bool = False  # whether `"full"` also shows its running average
 
     def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
-        """This replica's part of each value, float32, and for which of them the update counts."""
+        """This replica's parts of the values, float32, and for which of them the update counts."""
         value, active = self.value(update), update.participation.active
         number = {"update": 1, "head": active.shape[0], "pair": len(pairs)}[self.per]
         if value is None or not number:
@@ -127,7 +127,7 @@ LOSSES = (
     Statistic("loss", lambda update: update.total_loss, "norms", "update", averaged=True),
     Statistic("loss", _losses, "norms", averaged=True),
 )
-"""The losses of single updates, for the ledger and running averages; each replica returns its part of them.
+"""The losses of single updates, for the ledger and running averages; a replica returns its part of them.
 
 The logs show losses over all labelled elements of an epoch instead.
 """

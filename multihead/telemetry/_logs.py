@@ -31,7 +31,7 @@ DECAY = 0.98
 
 
 class Part(NamedTuple):
-    """Values to be added to those of the epoch: vectors of sums, and of how many elements, updates or examples each is."""
+    """Values to be added to those of the epoch: vectors of sums, and their numbers of elements, updates or examples."""
 
     sums: Tensor
     counts: Tensor
@@ -65,7 +65,7 @@ class LogSums(keras.metrics.Metric):
         options: Config = {"initializer": "zeros", "dtype": "float32"}
         # All sums, followed by all counts, so that one operation adds to both; see `add` and `read`.
         self.sums = self.add_weight(name="sums", shape=(2 * num_sums,), initializer="zeros", dtype=dtype)
-        if latest[1]:  # running averages, of how many updates each is, and the statistics of the latest updates
+        if latest[1]:  # running averages, their numbers of updates, and the statistics of the latest updates
             self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
             self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
             self.latest = self.add_weight(name="latest", shape=latest, **options)
@@ -111,7 +111,7 @@ class LogMetrics:
         ]
         names = [name for _, names in self._shown for name in names]
         averaged = [own for statistic, own in self._shown if level == "full" and statistic.averaged]
-        # The statistics that have a running average; what is known of each of the latest updates.
+        # The statistics that have a running average; what is known of the latest updates.
         self.averaged = [name for own in averaged for name in own]
         self._averaged_at = [names.index(name) for name in self.averaged]
         self.columns = [*names, *(f"{name}_average" for name in self.averaged), "applied"] if names else []
@@ -131,8 +131,8 @@ class LogMetrics:
 
     def _check_names(self) -> None:
         """Raises a `ValueError` if a metric that a layer keeps has the name of another value, which it would hide."""
-        of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
-        taken = {*TOTALS, *of_heads, *(name for _, names in self._shown for name in names), *self.columns}
+        head_statistics = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
+        taken = {*TOTALS, *head_statistics, *(name for _, names in self._shown for name in names), *self.columns}
         for metric in self._layer_metrics:
             if str(metric.name).removeprefix("val_") in taken:
                 raise ValueError(
@@ -182,15 +182,15 @@ class LogMetrics:
         """
         is_counted = ~update.broken.losses
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
-        total, weighted = None, losses * update.losses.loss_weights.of_heads
+        total, weighted = None, losses * update.losses.loss_weights.head_weights
         if self.spec.methods.weighting is not None:  # its total need not be a sum over heads
             total, weighted = update.losses.total, tf.zeros_like(losses)
         if update.added_loss is not None:  # those of training alone are not known before
             self.show_added()
-        of_examples = [loss for loss in (update.added_loss, total) if loss is not None]
+        example_losses = [loss for loss in (update.added_loss, total) if loss is not None]
         is_usable = update.participation.any & tf.reduce_all(is_counted)
-        if of_examples:
-            is_usable &= tf.math.is_finite(tf.add_n(of_examples))
+        if example_losses:
+            is_usable &= tf.math.is_finite(tf.add_n(example_losses))
         examples = where(is_usable, update.losses.loss_weights.examples, 0.0)
         added, total = (
             0.0 if loss is None else where(is_usable, loss * examples, 0.0) for loss in (update.added_loss, total)
@@ -202,18 +202,18 @@ class LogMetrics:
         """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
         if added is not None:
             self.show_added()
-        nothing, of_examples = tf.zeros([self._num_statistics]), [0.0 if added is None else added * examples, 0.0]
-        self._add(Part(losses, counts), Part(nothing, nothing), of_examples, examples, tf.zeros_like(losses))
+        nothing, example_losses = tf.zeros([self._num_statistics]), [0.0 if added is None else added * examples, 0.0]
+        self._add(Part(losses, counts), Part(nothing, nothing), example_losses, examples, tf.zeros_like(losses))
 
     def _add(
-        self, losses: Part, statistics: Part | None, of_examples: Sequence[Tensor], examples: tf.Tensor, weighted: Tensor
+        self, losses: Part, statistics: Part | None, example_losses: Sequence[Tensor], examples: tf.Tensor, weighted: Tensor
     ) -> None:
         """Adds this replica's part of all values, in the order of the keys.
 
-        `losses` are the heads' loss sums, and `weighted` the same times the heads' weights, `[num_heads]`; `of_examples`,
+        `losses` are the heads' loss sums, and `weighted` the same times the heads' weights, `[num_heads]`; `example_losses`,
         over this number of `examples`, the losses that layers add and the total of a weighting.
         """
-        added = Part(tf.convert_to_tensor(of_examples, self.spec.network.dtype), tf.fill([2], examples))
+        added = Part(tf.convert_to_tensor(example_losses, self.spec.network.dtype), tf.fill([2], examples))
         parts = [losses, statistics, added, Part(weighted, losses.counts)]
         self.sums.add([part for part in parts if part is not None])
 
@@ -223,7 +223,7 @@ class LogMetrics:
             self._adds_losses, self._names_in_logs = True, None
 
     def _record(self, update: Update, applied: tf.Tensor) -> Part | None:
-        """Records the statistics of an update; this replica's part of them, and of how many updates each is."""
+        """Records the statistics of an update; this replica's part of them and of their numbers of updates."""
         if not self._shown:
             return None
         parts = [statistic.part(update, self._pairs) for statistic, _ in self._shown]
@@ -329,15 +329,15 @@ class LogMetrics:
 
     def names_in_order(self) -> list[str]:
         """The names of the statistics of an evaluation, in the order in which Keras puts them into a list."""
-        of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
+        head_statistics = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
-        of_heads = [name for name in of_heads if name not in losses]
-        of_heads = sorted(of_heads) if METRICS_ARE_SORTED else of_heads
-        return ["loss", *losses, *of_heads, *added, *self._results_of_layers()]
+        head_metrics = [name for name in head_statistics if name not in losses]
+        head_metrics = sorted(head_metrics) if METRICS_ARE_SORTED else head_metrics
+        return ["loss", *losses, *head_metrics, *added, *self._results_of_layers()]
 
     def shown(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The part of the logs for the progress line: losses, each head's first metric, and what callbacks have added.
+        """The part of the logs for the progress line: losses, the heads' first metrics, and what callbacks have added.
 
         `skipped_updates` is among them if there are any.
         """
@@ -353,7 +353,7 @@ class LogMetrics:
     def latest(self, number: int) -> list[Config]:
         """The statistics of up to that many latest updates, oldest first.
 
-        Each has `applied`, statistics and averages by name; None for missing values.
+        An update has `applied`, statistics and averages by name; None for missing values.
         """
         rows, lines = np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.latest))), []
         unlisted = {"applied", *(name for statistic, names in self._shown if statistic.is_sum for name in names)}

@@ -55,12 +55,12 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(capsys):
     "options, words",
     [
         ({}, "forward twice and backward once"),
-        ({"jit_compile": True}, "forward once and backward once for each head"),
+        ({"jit_compile": True}, "forward once and backward once per head"),
         ({"balancer": "NormFloor"}, None),
         ({"balance_every": 2}, "forward twice and backward once, or once where coefficients are reused"),
         (
             {"balance_at": "parameters", "balance_every": 2},
-            "forward once and backward once for each head, or once where coefficients are reused",
+            "forward once and backward once per head, or once where coefficients are reused",
         ),
         ({"balancer": None, "weighting": "FAMO"}, "forward twice and backward once"),
         ({"balancer": None}, None),
