@@ -21,11 +21,11 @@ _CALLED_IN_GRAPHS = "coefficients combine rescale total objective regularizer ac
 """The methods that users write, whose Python control flow may depend on tensors."""
 
 _RESULTS = {
-    "coefficients": "one number for each head, a tensor of shape [num_heads]",
-    "active": "one boolean for each head, a tensor of shape [num_heads]",
-    "passed_on": "one boolean for each head, a tensor of shape [num_heads]",
-    "combine": "a list with one tensor [n] for each tensor [num_heads, n] that it got",
-    "rescale": "a list with one tensor [num_heads, n] for each that it got",
+    "coefficients": "one number per head, a tensor of shape [num_heads]",
+    "active": "one boolean per head, a tensor of shape [num_heads]",
+    "passed_on": "one boolean per head, a tensor of shape [num_heads]",
+    "combine": "a list with one tensor [n] per tensor [num_heads, n] that it got",
+    "rescale": "a list with one tensor [num_heads, n] per tensor that it got",
     "total": "the total loss, a floating-point scalar",
     "objective": "what to minimize, a floating-point scalar",
     "regularizer": "a floating-point scalar or None",
@@ -63,10 +63,10 @@ class Method(keras.layers.Layer):
 
     Attributes:
         uses: What the method needs from an update. `"step"` (the number of updates applied so far, an int64 scalar),
-            `"losses"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
+            `"losses"` are passed as keyword arguments, as documented for the kinds of methods; `"gradients"`,
             `"norms"`, `"gramian"` and `"losses_after"` are computed only if a method uses them.
         scale_invariant: Whether the direction of the encoder's update does not depend on the weights of the heads, because
-            the method makes up for the scale of each head's loss.
+            the method makes up for the scales of the heads' losses.
         head_names: The heads' names after `bind` has been called, otherwise None.
     """
 
@@ -149,7 +149,7 @@ class Method(keras.layers.Layer):
         return {name: tf.cast(value, tf.int64 if name == "step" else tf.float32) for name, value in computed.items()}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
-        """Called once after each update, on every replica with the same arguments. By default it does nothing.
+        """Called once after every update, on every replica with the same arguments. By default it does nothing.
 
         Assignments made here are not undone: the state must not change if `applied` is False.
 
@@ -188,7 +188,7 @@ class Method(keras.layers.Layer):
     def get_config(self) -> Config:
         """The constructor's arguments that are attributes of the same name, with the name if it takes one."""
         parameters = inspect.signature(type(self).__init__).parameters
-        is_named = "name" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        is_named = "name" in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         return {**({"name": self.name} if is_named else {}), **self._options()}
 
     def _options(self) -> Config:

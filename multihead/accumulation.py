@@ -64,7 +64,7 @@ class GradientAccumulator(tf.Module):
         zeros = [tf.zeros(variable.shape, dtype) for variable, dtype in zip(variables, dtypes)]
         self._sums = [tf.Variable(initial, **options) for initial in zeros]
         self._count = tf.Variable(tf.zeros([], precision_of(dtypes)), **options)
-        self._given = tf.Variable(tf.zeros([len(zeros)]), **options)  # the number of gradients of each variable
+        self._given = tf.Variable(tf.zeros([len(zeros)]), **options)  # the numbers of gradients of the variables
 
     @property
     def count(self) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 Pass an instance as `clip=` to `MultiHeadTrainer.compile`, which applies it once per update to the final gradients, or
 call it on any list of gradients: dense tensors, `tf.IndexedSlices` and None. Duplicate rows of an `IndexedSlices` are
-summed first, because limiting each of them does not limit their sum.
+summed first, because limiting them one by one does not limit their sum.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ByValue(Clipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByNorm(Clipping):
-    """Limits the norm of each variable's gradient: `g * limit / max(limit, |g|)`. Keeps each gradient's direction.
+    """Limits the norms of the variables' gradients: `g * limit / max(limit, |g|)`. Keeps the gradients' directions.
 
     Example:
         >>> ByNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
@@ -91,7 +91,7 @@ class ByNorm(Clipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByAverageNorm(Clipping):
-    """Limits each gradient's norm per element: `g * limit / max(limit, |g| / n)`, with `n` the number of elements.
+    """Limits the gradients' norms per element: `g * limit / max(limit, |g| / n)`, with `n` the number of elements.
 
     The limit on the norm thus grows with the size of the variable. For an `IndexedSlices`, `n` is the size of the whole
     variable.

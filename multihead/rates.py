@@ -1,4 +1,4 @@
-"""Learning rates and weight decay by part: a factor of the optimizer's step for each variable.
+"""Learning rates and weight decay by part: a factor of the optimizer's step per variable.
 
 An update of a variable is `v_new = v_old + factor * (v_opt - v_old)`, where `v_opt` is the value that the optimizer would
 set. The factor multiplies the applied step, including weight decay, because Adam and its relatives undo a factor of the
@@ -51,7 +51,7 @@ class AbstractRate(ABC):
 
     @abstractmethod
     def factors(self, module: Layer, variables: Sequence[Variable]) -> list[Factor]:
-        """One factor for each of the variables of a module, the encoder's or a head's."""
+        """One factor per variable of a module, the encoder's or a head's."""
 
     @classmethod
     def from_config(cls, config: Config) -> AbstractRate:
@@ -183,7 +183,7 @@ class Stages:
     """Factors that change at certain steps, so that a part can be frozen and trained later within one `fit`.
 
     The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
-    backward pass; each period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above
+    backward pass; a period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above
     1, a period begins with the first execution at or after its step. Steps are counted over the lifetime of a trainer: after
     3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
 
@@ -253,7 +253,7 @@ def check_factor(argument: str, factor: object) -> Factor:
 
 
 def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Tensor]:
-    """Factors at a step: numbers, and for functions, each called once, scalars in at least float32."""
+    """Factors at a step: numbers, and for functions, which are called once, scalars in at least float32."""
     known: dict[Factor, tf.Tensor] = {}
     for factor in dict.fromkeys(factor for factor in factors if callable(factor)):
         value = _factor_at(factor, step)
@@ -295,8 +295,8 @@ class Rates(NamedTuple):
     """The factors in one period of training, in which the same variables are frozen."""
 
     start: int  # the step at which the period begins
-    steps: tuple[Factor, ...]  # for each variable of the network, the factor of the applied step
-    decays: tuple[Factor, ...]  # for each variable, the factor of the optimizer's weight decay
+    steps: tuple[Factor, ...]  # the factors of the applied step, one per variable of the network
+    decays: tuple[Factor, ...]  # the factors of the optimizer's weight decay, one per variable
     positions: tuple[tuple[int, ...], ...]  # the positions of the encoder's variables, and of each head's own, among these
 
     @property
@@ -311,7 +311,7 @@ class Rates(NamedTuple):
 
 
 def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[Rates, ...]:
-    """The factors of all variables in each period, from those of the encoder and of the heads.
+    """The factors of all variables by period, from those of the encoder and of the heads.
 
     The encoder's variables have the encoder's factors, even if a head's module also contains them. A variable that only
     heads share has the largest of their factors. A weighting's variables have the factor 1.
@@ -336,7 +336,7 @@ def periods_of(network: Any, encoder_rate: Rate, encoder_decay: Rate) -> tuple[R
 
 
 def _variable_factors(network: Any, rates: Sequence[Rate], step: int) -> tuple[Factor, ...]:
-    """The factor of each variable in the period of a step, from the rates of the encoder and of the heads."""
+    """The factors of the variables in the period of a step, from the rates of the encoder and of the heads."""
     variables = network.variables
     parts = [(network.encoder, list(range(len(variables.encoder))), variables.encoder)]
     for head, positions in zip(network.heads, network.own):

@@ -155,7 +155,7 @@ class Alternate(_ByTurns):
         return able & tf.equal(wait, tf.reduce_min(wait))
 
     def _limits(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """`[num_heads]`: the first position of each head's turn, and the first after it."""
+        """`[num_heads]`: the first positions of the heads' turns, and the first after them."""
         ends = dict(zip(self.turns, np.cumsum(list(self.turns.values()))))
         names = self.head_names or ()
         last = tf.constant([int(ends[name]) for name in names], tf.int64)
@@ -164,7 +164,7 @@ class Alternate(_ByTurns):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(_ByTurns):
-    """One head trains at each step, sampled at random.
+    """One head trains per step, sampled at random.
 
     With turns `t_1 .. t_K`, head `k` is sampled with probability `t_k / sum_j t_j`. If it cannot train, another one is
     sampled among those that can. The samples are functions of only `seed`, the step and, then, which heads can train.

@@ -1,6 +1,6 @@
-"""A balancer combines the heads' encoder gradients into one gradient and so decides how each head moves the encoder.
+"""A balancer combines the heads' encoder gradients into one gradient and so decides how the heads move the encoder.
 
-Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it on a
+The methods are classes. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it on a
 `[num_heads, num_parameters]` matrix. For a custom training loop, use `balance`.
 
 A row of zeros is an idle head: it changes neither the coefficients of the other heads nor the state of its own. Options

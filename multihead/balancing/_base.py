@@ -39,12 +39,12 @@ class Balancer(Method):
             (`[num_heads]` float32, the heads' mean losses before weighting).
         levels: Where the method can be applied: `"representation"`, `"parameters"`.
         max_heads: The largest number of heads that the method supports, or None.
-        rescales: Whether the method multiplies each row by a factor, so that `Chain` can pass the rows to the next method.
+        rescales: Whether the method multiplies the rows by factors, so that `Chain` can pass the rows to the next method.
         norms_only: Whether the norms of the rows are enough: of the Gramian, only the diagonal is read.
         lags: Whether the coefficients of an update depend only on the updates before it: they are known before, and what the
             update measures serves the next. Such a method implements `known`, too.
         head_names: The heads' names after `bind` has been called, otherwise None.
-        sizes: The number of parameters of each gradient tensor after `build` has been called; None if unknown.
+        sizes: The numbers of parameters of the gradient tensors after `build` has been called; None if unknown.
 
     Args:
         name: Name of the layer.
@@ -94,7 +94,7 @@ class Balancer(Method):
             self._built_for.value = input_shape
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
-        """The coefficient of each row in the update; called once per update, and may move the state.
+        """The coefficients of the rows in the update; called once per update, and may move the state.
 
         Args:
             gramian: `[num_heads, num_heads]` inner products of the rows, float32 or float64.
@@ -179,7 +179,7 @@ class Balancer(Method):
         if matrix.shape.rank != 2 or matrix.shape[0] is None:
             raise ValueError(
                 "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
-                f"Received: shape {matrix.shape}. Flatten each head's gradient and stack them."
+                f"Received: shape {matrix.shape}. Flatten the heads' gradients and stack them."
             )
         self.build(tuple(matrix.shape))
         check_finite_rows([matrix], self.head_names)
@@ -224,15 +224,15 @@ def balance(
 ) -> list[tf.Tensor | None]:
     """Combines the heads' gradients of shared variables, in a custom training loop.
 
-    Take each head's gradients of the shared variables, combine them here, and apply the result together with the heads'
+    Take the heads' gradients of the shared variables, combine them here, and apply the result together with the heads'
     gradients of their own variables. Balance once per update, after accumulating over micro-batches and reducing over
     replicas: balancing is not linear.
 
     Args:
-        gradients: One list per head, each with one gradient per shared variable, in the same order: dense tensors,
+        gradients: One list per head, with one gradient per shared variable, in the same order: dense tensors,
             `tf.IndexedSlices` or None, as `tape.gradient` returns them. Or a dict of these by head name, such as
             `MultiHeadTrainer.head_gradients` returns.
-        balancer: A balancer or its name. If the balancer has state, pass the same instance each time.
+        balancer: A balancer or its name. If the balancer has state, always pass the same instance.
         step: The number of updates applied so far, for balancers that use it (0 if None).
         losses: `[num_heads]` losses, for balancers that use them.
 
@@ -261,8 +261,8 @@ def balance(
     lengths = [len(row) for row in gradients]
     if not lengths or len(set(lengths)) > 1:
         raise ValueError(
-            "`gradients` must be one list per head, each with one gradient (or None) per shared variable. "
-            f"Received: lists of lengths {lengths}. Compute each head's gradients for the same list of variables."
+            "`gradients` must be one list per head, with one gradient (or None) per shared variable. "
+            f"Received: lists of lengths {lengths}. Compute all heads' gradients for the same list of variables."
         )
     results: list[tf.Tensor | None] = [None] * lengths[0]
     rows: dict[int, Rows] = {}
@@ -272,7 +272,7 @@ def balance(
         if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
             raise ValueError(
                 f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
-                f"{sorted({str(shape) for shape in shapes})}. Compute each head's gradients for the same list of variables."
+                f"{sorted({str(shape) for shape in shapes})}. Compute all heads' gradients for the same list of variables."
             )
         stacked = as_rows(dense)
         if stacked is not None:

@@ -69,7 +69,7 @@ class PreferenceBalancer(Balancer):
         numbers = [preference.get(name, 1.0) for name in self.head_names]
         if not any(numbers):
             raise ValueError(
-                "`preference` must have a number for each head, and at least one above 0. "
+                "`preference` must have one number per head, and at least one above 0. "
                 f"Received: preference={preference!r}. Omit it to treat all heads equally."
             )
         return numbers

@@ -43,7 +43,7 @@ def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
 
     The solution minimizes the convex function `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a
     logarithm for `power == 1`). A Newton step is shortened if it would leave `y > 0` or overshoot the minimum along its
-    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale. The matrix
+    direction. All quantities are relative to the sizes of the `y_k`, so that the method does not depend on scale. The matrix
     is positive semidefinite with a positive diagonal, and `gramian y = 0` for no `y >= 0` other than 0.
     """
     diagonal = tf.linalg.diag_part(gramian)
@@ -120,7 +120,7 @@ class FairGrad(BargainingBalancer):
         [0.0313, 0.7908, 0.7908]
 
     Source: Ban and Ji, Fair Resource Allocation in Multi-Task Learning, ICML 2024, equation 4. The paper tunes `alpha`
-    for each dataset; the default is its value for NYU-v2.
+    per dataset; the default is its value for NYU-v2.
     """
 
     def __init__(self, alpha: float = 2.0, *, name: str | None = None) -> None:

@@ -27,7 +27,7 @@ class Chain(Balancer):
     members before it.
 
     Args:
-        *steps: Balancers or their names, in order. All except the last must multiply each head's gradient by a coefficient,
+        *steps: Balancers or their names, in order. All except the last must multiply the heads' gradients by coefficients,
             as all methods do except those that work per coordinate or with running gradients.
 
     Raises:
@@ -46,7 +46,7 @@ class Chain(Balancer):
         misplaced = [type(step).__name__ for step in self.steps[:-1] if not step.rescales]
         if misplaced:
             raise ValueError(
-                f"`steps` before the last must multiply each head's gradient by a coefficient. Received: "
+                f"`steps` before the last must multiply the heads' gradients by coefficients. Received: "
                 f"{quoted(misplaced)} before the end. Put it last."
             )
         if not any(all(level in step.levels for step in self.steps) for level in Balancer.levels):

@@ -132,7 +132,7 @@ class NormBudget(PreferenceBalancer):
         total = tf.reduce_sum(budgets)
         budgets = where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
 
-        # Each round limits the heads above their budgets, which lowers the total norm for the next round.
+        # A round limits the heads above their budgets, which lowers the total norm for the next round.
         ratios = where(limited > 0, norms / where(limited > 0, budgets, 1.0), 0.0)
         total_size = tf.reduce_sum(norms)
         for _ in self.preference or ():
@@ -236,7 +236,7 @@ class MetaBalance(Balancer):
 
     For one head that matters and others that only help it. Conflicts in direction remain.
 
-    Formula, for each gradient tensor: `m_k <- beta m_k + (1 - beta) |g_k|`; for every head except the target,
+    Formula, per gradient tensor: `m_k <- beta m_k + (1 - beta) |g_k|`; for every head except the target,
     `g_k <- relax g_k m_target / m_k + (1 - relax) g_k`; the update is the sum. `strategy="reduce"` does so only where
     `m_k > m_target`, `"enlarge"` only where `m_k < m_target`.
 
@@ -244,7 +244,7 @@ class MetaBalance(Balancer):
     that of the target's gradient (with `relax=1`).
 
     State: `lengths`, `[num_heads, num_tensors]` float32, the running norms `m_k`, and `masses`, of the same shape, the sums
-    of the averaging weights in them. Each `m_k` is divided by its sum, which corrects the bias of the first updates. While
+    of the averaging weights in them. `m_k` is divided by its sum, which corrects the bias of the first updates. While
     the target is idle, or has no gradient for a tensor, the other heads' gradients are unchanged.
 
     Args:

@@ -20,7 +20,7 @@ from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_le
 
 @keras.saving.register_keras_serializable(package="multihead")
 class UPGrad(PreferenceBalancer):
-    """Projects each head's gradient onto the closest update that conflicts with no head, and adds the results.
+    """Projects the heads' gradients onto the closest updates that conflict with no head, and adds the results.
 
     The first choice when heads conflict in direction: exact for any number of heads, independent of their order, and
     equal to the plain sum if no heads conflict.
@@ -29,7 +29,7 @@ class UPGrad(PreferenceBalancer):
     `p` the `preference`.
 
     What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum if no two heads
-    conflict, smaller otherwise; each head's contribution scales with its gradient. Zero if the heads exactly oppose
+    conflict, smaller otherwise; a head's contribution scales with its gradient. Zero if the heads exactly oppose
     each other. At most 128 heads.
 
     Args:
@@ -229,7 +229,7 @@ class GradVac(Balancer):
 class GradDrop(Balancer):
     """Samples one sign per coordinate, in proportion to the gradients with that sign, and drops the opposite sign.
 
-    Formula, per coordinate: `P = (1 + sum_k g_k / sum_k |g_k|) / 2` and `U` uniform in (0, 1). Each head's gradient is
+    Formula, per coordinate: `P = (1 + sum_k g_k / sum_k |g_k|) / 2` and `U` uniform in (0, 1). A head's gradient is
     kept where it is positive and `U < P`, or negative and `U > P`; elsewhere it is multiplied by `leak`. The update is
     the sum of the results.
 
@@ -237,7 +237,7 @@ class GradDrop(Balancer):
     other coordinates it may be larger or smaller. The sample depends on `seed`, the step and the number of coordinates.
 
     Args:
-        leak: Fraction of each head's gradient that is always kept, from 0 to 1.
+        leak: Fraction of the heads' gradients that is always kept, from 0 to 1.
         seed: Seed of the random signs, a whole number.
 
     Example:

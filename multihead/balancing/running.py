@@ -22,7 +22,7 @@ Weighed = tuple[tf.Tensor, Tensors, Tensors]
 
 
 class RunningBalancer(Balancer):
-    """A balancer that stores one encoder gradient per head, and counts each head's updates.
+    """A balancer that stores one encoder gradient per head, and counts the heads' updates.
 
     State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor, which takes
     `num_heads` times the memory of the encoder's parameters. An idle head does not contribute to the update. The balancer
@@ -154,7 +154,7 @@ def _onto_simplex(point: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
 
 @keras.saving.register_keras_serializable(package="multihead")
 class DBMTL(RunningBalancer):
-    """Takes the logarithm of each loss and scales the heads' running gradients to the same norm.
+    """Takes the logarithms of the losses and scales the heads' running gradients to the same norm.
 
     Formula: `q_k <- b q_k + (1 - b) g_k / L_k`, the running gradient of `log L_k`, with `b = beta / t^sigma` at the
     head's t-th update; `d = sum_k (max_j |q_j| / |q_k|) q_k`.
@@ -164,7 +164,7 @@ class DBMTL(RunningBalancer):
     accordingly.
 
     State: `running` (the `q_k`, before bias correction), `counts`, and `masses`, `[num_heads]` float32, the sums of the
-    averaging weights in `q_k`. Each `q_k` is divided by its sum, so that the first updates are not too small.
+    averaging weights in `q_k`. `q_k` is divided by its sum, so that the first updates are not too small.
 
     Args:
         beta: Decay rate of the running gradients, at least 0 and below 1.

@@ -1,4 +1,4 @@
-"""Checks of what a head declares: whether module and loss treat each row by itself, on the user's own rows."""
+"""Checks of what a head declares: whether module and loss treat rows independently, on the user's own rows."""
 
 from __future__ import annotations
 

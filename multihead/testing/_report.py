@@ -18,7 +18,7 @@ class Report:
     Attributes:
         name: The method's class.
         num_heads: The numbers of heads that were tried.
-        checks: The rules that were checked, each once; each completes the sentence "The method must ...".
+        checks: The distinct rules that were checked; a rule completes the sentence "The method must ...".
     """
 
     def __init__(self, name: str, num_heads: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class Case:
     ) -> None:
         """Checks configuration, a second `build`, skipped updates and `reset` of a copy that is built.
 
-        Each observed update, with its description, is skipped first; then `apply` is called with it.
+        An observed update, with its description, is skipped first; then `apply` is called with it.
         """
         rule = "return all arguments of the constructor, and only these, from `get_config`"
         self.require(fresh.get_config() == self.method.get_config(), rule)

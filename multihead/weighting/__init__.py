@@ -1,4 +1,4 @@
-"""A weighting combines the heads' losses into one total loss and so decides how much each loss counts.
+"""A weighting combines the heads' losses into one total loss and so decides how much the losses count.
 
 Weights that are constant, or a function of the step, are set with `weight=` in `MultiHeadTrainer.add_head`. Weights that
 depend on the losses are computed by a class: pass an instance (or its name) as `weighting=` to

@@ -61,7 +61,7 @@ class Weighting(Method):
         return created
 
     def owners(self, num_heads: int) -> list[list[int]]:
-        """For each trainable variable, the positions of the heads that train it: one for `add_learned`, otherwise all."""
+        """By trainable variable, the positions of the heads that train it: one for `add_learned`, otherwise all."""
         everyone = list(range(num_heads))
         owners = [self._owners.value.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
         return [everyone if k is None else [k] for k in owners]
@@ -140,7 +140,7 @@ class Weighting(Method):
         number = None if losses.shape.rank != 1 else losses.shape[0]
         if number is None or number != len(self.head_names or range(number)):
             raise ValueError(
-                "`losses` must have the shape [num_heads], with one loss for each of the heads "
+                "`losses` must have the shape [num_heads], with one loss per head, for the heads "
                 f"{quoted(self.head_names or ())}. Received: shape {losses.shape}. Use one weighting per set of heads."
             )
         if self.head_names is None:
@@ -150,7 +150,7 @@ class Weighting(Method):
 
 
 class BoundedWeighting(Weighting):
-    """A weighting with a lower bound of each loss by head name; 0 for a head that is missing."""
+    """A weighting with lower bounds of the losses by head name; 0 for a head that is missing."""
 
     def __init__(self, least_losses: Mapping[str, float] | None, *, name: str | None) -> None:
         super().__init__(name=name)

@@ -93,17 +93,17 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 @keras.saving.register_keras_serializable(package="multihead")
 class FAMO(BoundedWeighting):
-    """Decreases all losses at similar rates, using one extra forward pass after each update.
+    """Decreases all losses at similar rates, using one extra forward pass after every update.
 
     Formula: `total = c sum_k z_k log(L_k - b_k)`, with `z = softmax(v)` over the active heads and
     `c = 1 / sum_k (z_k / (L_k - b_k))` treated as constant, so `w_k = c z_k / (L_k - b_k)`: the weights sum to 1. After the
-    update, with `L'_k` the losses on the same examples, `delta_k = log(L_k - b_k) - log(L'_k - b_k)` is the decrease of each
+    update, with `L'_k` the losses on the same examples, `delta_k = log(L_k - b_k) - log(L'_k - b_k)` is the decrease of a
     log-loss, and Adam updates `v` along `-J delta`, with `J` the Jacobian of the softmax: a head whose loss decreased more
     loses weight. (1e-8 is added in the logarithms.)
 
     What it fixes: the scales of losses and heads that are left behind. It costs one more forward pass.
 
-    State: `logits` (the `v`), `first_moments`, `second_moments` and `steps`, each `[num_heads]` float32: the state of Adam.
+    State: `logits` (the `v`), `first_moments`, `second_moments` and `steps`, all `[num_heads]` float32: the state of Adam.
     The gradient of `v` is known only after the update, so it is not applied by the trainer's optimizer, and custom training
     loops with `compute_gradients` and `apply_gradients` do not change `v`. With dropout, the second forward pass uses a
     different mask.
@@ -176,7 +176,7 @@ class GradNorm(Weighting):
 
     Formula: `total = sum_k w_k L_k`. With `G_k = w_k |g_k|`, where `g_k` is the representation gradient of `L_k` (its
     encoder gradient with a balancer and `balance_at="parameters"`), and `r_k = (L_k / L_k(0)) / mean_j (L_j / L_j(0))`,
-    the weights minimize `sum_k |G_k - mean_j(G_j) r_k^alpha|`, with the target treated as constant. After each update
+    the weights minimize `sum_k |G_k - mean_j(G_j) r_k^alpha|`, with the target treated as constant. After every update
     they are scaled to sum to the number of heads `K`.
 
     What it fixes: gradient norms and heads that learn at different speeds; conflicts remain.
@@ -245,10 +245,10 @@ class GO4Align(Weighting):
     Formula: `total = sum_k w_k L_k`, with `v_k = q_k sum_j L_j / L_k` and `w_k` the mean of the `v_j` over the group of head
     k, and `q = softmax(-step_size R)`, where `R_k` is the sum of the losses of head k over the updates so far, including
     this one. The heads are divided into at most `num_groups` groups such that the squared distances of the `v_k` from the
-    means of their groups sum to a minimum (k-means). The weights are constants in the gradient; 1e-8 is added to each `L_k`
+    means of their groups sum to a minimum (k-means). The weights are constants in the gradient; 1e-8 is added to all `L_k`
     in the denominator.
 
-    What it fixes: the scales of losses: with a group for each head, the weights are at first those of `LogLoss` times the
+    What it fixes: the scales of losses: with one group per head, the weights are at first those of `LogLoss` times the
     mean loss; with one group, all heads have the same weight. Over many updates, a head whose loss stays above the others'
     loses weight, so `step_size` times the number of updates times the losses must stay small. An update with a negative loss
     is skipped.
@@ -256,7 +256,7 @@ class GO4Align(Weighting):
     State: `indicators`, `[num_heads]` float32, the `-step_size R_k`.
 
     Args:
-        num_groups: The largest number of groups, at least 1; to be chosen for each data set.
+        num_groups: The largest number of groups, at least 1; to be chosen per data set.
         step_size: At least 0: how fast the indicators change.
 
     Example:

@@ -71,7 +71,7 @@ class GeometricMean(Weighting):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Uncertainty(LearnedWeighting):
-    """Learns each head's homoscedastic noise and gives less weight to noisier heads.
+    """Learns the heads' homoscedastic noise and gives less weight to noisier heads.
 
     Formula: `total = sum_k (exp(-s_k) L_k + s_k) / 2`, so `w_k = exp(-s_k) / 2`. For a fixed `L_k`, the learned `s_k`
     converges to `log L_k`, where `w_k = 1 / (2 L_k)`.
@@ -116,7 +116,7 @@ class IMTLL(LearnedWeighting):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class UWSO(Weighting):
-    """Gives each head the weight that learned uncertainties would converge to, made less extreme by a softmax.
+    """Gives the heads the weights that learned uncertainties would converge to, made less extreme by a softmax.
 
     Soft optimal uncertainty weighting: `1 / L_k` is the weight at the optimum of uncertainty weighting, so nothing is
     learned. The softmax keeps the sum of the weights at 1.
@@ -126,7 +126,7 @@ class UWSO(Weighting):
 
     What it fixes: heads whose losses are far above the others'. The weights depend on the unit of the losses: they are
     nearly equal if `temperature` is far above all `1 / L_k`, and the smallest loss has all of the weight if `temperature` is
-    far below them. `temperature` must therefore be chosen for each data set. An update with a negative loss is skipped.
+    far below them. `temperature` must therefore be chosen per data set. An update with a negative loss is skipped.
 
     Args:
         temperature: Above 0; a higher temperature makes the weights more equal.

@@ -75,9 +75,9 @@ class Turns(schedules.Schedule):
     [
         (
             "dtype",
-            r"`active` of Turns must return one boolean for each head, a tensor of shape \[num_heads\]\. Received: float32",
+            r"`active` of Turns must return one boolean per head, a tensor of shape \[num_heads\]\. Received: float32",
         ),
-        ("shape", r"`active` of Turns must return one boolean for each head.* Received: bool of shape \(3, 1\)"),
+        ("shape", r"`active` of Turns must return one boolean per head.* Received: bool of shape \(3, 1\)"),
         ("nobody", r"must have at least one head train at every step, but none does at step 7\. Received: the steps before"),
         ("never", r"must have every head train at some step, but \['head_1', 'head_2'\] never do"),
         ("claim", "must have every head train at every step, or not set `always_all`"),

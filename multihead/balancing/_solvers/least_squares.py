@@ -21,7 +21,7 @@ def nonnegative_least_squares(gramian: tf.Tensor, linear: tf.Tensor, noise: floa
     of the passive set, so that equal and opposite columns are handled.
 
     Args:
-        gramian: `[n, n]`, `a_i . a_j` of columns of about unit norm, or one for each target, `[num_targets, n, n]`.
+        gramian: `[n, n]`, `a_i . a_j` of columns of about unit norm, or one per target, `[num_targets, n, n]`.
         linear: `[num_targets, n]`, `a_k . t`.
         noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
         tolerance: Squared norm below which a vector is treated as zero.

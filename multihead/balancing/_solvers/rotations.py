@@ -14,7 +14,7 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms from
     1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep every digit.
-    Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the singular values
+    A sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the singular values
     differ widely. Returns the values, in units of the largest row norm; the vectors, one per column; and which values are
     not zero.
 
@@ -71,7 +71,7 @@ _ROUNDING = 1e-10
 
 
 def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rotation that makes each column orthogonal to its partner, and the largest cosine that it removes."""
+    """The rotation that makes columns orthogonal to their partners, and the largest cosine that it removes."""
     own = tf.reduce_sum(columns**2, axis=0)
     product = tf.reduce_sum(columns * tf.gather(columns, partners, axis=1), axis=0)
     others = tf.gather(own, partners)
