@@ -40,14 +40,14 @@ class Standardize:
     With `mean=0`, it only divides, which keeps labels of at least 0 where they are: for modules that cannot predict negative
     numbers, as after a relu, and for losses in relation to the label, such as `"mape"`.
 
-    Mean and deviation are given, or learned by the first `fit` from all labels of the training data. Each label counts once,
+    Mean and deviation are given, or learned by the first `fit` from all labels of the training data. A label counts once,
     regardless of its sample weight. The deviation is that of the population, the square root of the mean squared distance
     from the mean; if all labels are equal, it is 1.
 
     Args:
         mean: A number, or one per column of the targets; None: it is learned.
         deviation: A number above 0, or one per column; required if and only if `mean` is given.
-        by_column: Whether to learn a mean and a deviation for each column (the last axis of the targets, if its size is
+        by_column: Whether to learn a mean and a deviation per column (the last axis of the targets, if its size is
             fixed), or one for all.
 
     Raises:
@@ -70,7 +70,7 @@ class Standardize:
         is_valid = are_numbers and all(np.isfinite(number).all() for number in numbers) and (numbers[1] > 0).all()
         if not is_valid or len({number.shape for number in numbers if number.ndim}) > 1:
             raise ValueError(
-                "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the "
+                "`mean` and `deviation` must be given together, as finite numbers or with one per column of the "
                 f"targets, the deviation above 0. Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither "
                 "to learn them."
             )
@@ -220,7 +220,7 @@ def _of_normalization(layer: Layer) -> Standardize:
     """The scaling that computes what a `Normalization` does."""
     mean, variance = _numbers_of(layer)
     last = (-1, len(layer.mean.shape) - 1) if layer.built else (-1,)
-    is_one = mean is not None and np.size(mean) == np.size(variance) == 1  # the same number on each axis
+    is_one = mean is not None and np.size(mean) == np.size(variance) == 1  # the same number on all axes
     if not is_one and layer.axis != () and (len(layer.axis) != 1 or layer.axis[0] not in last):
         raise ValueError(
             "`target_scaling` must be a `Normalization` over the last axis of the targets, with axis=-1, or over all, with "
@@ -279,7 +279,7 @@ class TargetScaling(keras.layers.Layer):
         fits = has_columns and {target_shape[-1], shape[-1]} <= {None, width}  # a size may be unknown
         if width != 1 and not fits:
             raise ValueError(
-                f"`target_scaling` of head {self.head!r} must have one mean and deviation for each column of its targets, "
+                f"`target_scaling` of head {self.head!r} must have one mean and deviation per column of its targets, "
                 f"which must be the columns of its predictions, or one for all. Received: {width} for targets of shape "
                 f"{targets.shape} and predictions of shape {predictions.shape}. Pass `by_column=False`, or single numbers."
             )

@@ -83,13 +83,13 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         raise ValueError(
             f"The module of head {spec.name!r} must predict several columns for the loss {spec.loss.name!r}, which is the "
             f"same for whatever is predicted in a single one. Received: predictions of shape {predictions.shape}. For "
-            "classes, give the module a unit for each; for two, a single unit with a sigmoid and 'binary_crossentropy' "
+            "classes, give the module one unit per class; for two, a single unit with a sigmoid and 'binary_crossentropy' "
             "serves, too; for numbers, choose 'mse' or 'mae'."
         )
     actual, expected = aligned_shape(targets.shape, shape, over), shape[:-1] if over == CLASSES else shape
     if over is not None and not (actual.rank == expected.rank and actual.is_compatible_with(expected)):
         rule = f"the shape of the predictions, {predictions.shape}"
-        rule = f"one class number for each prediction, shape {expected}" if over == CLASSES else rule
+        rule = f"one class number per prediction, shape {expected}" if over == CLASSES else rule
         hint = " Class numbers are for 'sparse_categorical_crossentropy', a value per class for 'categorical_crossentropy'."
         raise ValueError(
             f"{spec.targets} must have {rule}, for the loss {spec.loss.name!r}. Received: targets of shape {targets.shape} "
@@ -102,7 +102,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         raise ValueError(f"In head {spec.name!r}: {error}") from error
     if actual.rank < rank or not actual[:rank].is_compatible_with(shape[:rank]):
         raise ValueError(
-            f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
+            f"{spec.targets} must have one label per value of the loss {spec.loss.name!r}, whose values have shape "
             f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
             "Let the loss give one value per label; for the log likelihood of a sequence use `multihead.models.CRFTagger`."
         )
@@ -110,7 +110,7 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
     if spec.class_weight is not None and (spec.loss.is_total or actual.rank > rank + 1):
         values = "one value for all rows" if spec.loss.is_total else f"values of shape {shape[:rank]}"
         raise ValueError(
-            f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each class number or row of classes. "
+            f"`class_weight` of head {spec.name!r} needs a loss that gives one value per class number or row of classes. "
             f"Received: {spec.loss.name!r}, with {values} for targets of shape {targets.shape}. Return more values, or "
             "leave `class_weight` out."
         )
@@ -164,7 +164,7 @@ def find_problems(
         is_one = tf.abs(tf.reduce_sum(wide, axis=-1) - 1.0) < _ROUNDING_OF_SUMS
         is_broken = ~is_one | tf.reduce_any(wide < -_ROUNDING, axis=-1)
         rule = f"{spec.targets} must be rows of zeros and a single 1, or probabilities, since the head has a `class_weight`"
-        remedy = "For several labels in a row, let the loss give a value for each, or weight the rows by `sample_weight`."
+        remedy = "For several labels in a row, let the loss give one value per label, or weight the rows by `sample_weight`."
         is_present = None if present is None else tf.reduce_all(present, axis=-1)
         problems.append(Problem(both(is_broken, is_present), values, rule, remedy))
     whole_rows = f"{spec.targets} must be missing for a whole row or not at all, since"
@@ -195,7 +195,7 @@ def find_problems(
         problems.append(Problem(broken, element_weights, rule, remedy))
         if spec.loss.is_total:
             rule = f"{argument} 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
-            remedy = "Return an array with a value for each row, or a sum and a count."
+            remedy = "Return an array with one value per row, or a sum and a count."
             problems.append(Problem(both(is_labelled, element_weights != 1), element_weights, rule, remedy))
     return problems
 
@@ -204,7 +204,7 @@ def _undeclared(spec: LabelSpec) -> Iterator[tuple[str, str]]:
     """The loss and metrics that do not say what they read: why a row needs all of its labels or none, and what to do."""
     if spec.loss.is_undeclared:
         why = f"the loss {spec.loss.name!r} may compare a label with the others of its row"
-        yield why, "Pass `couples_rows=False` to `add_head` if each of its values depends on its own labels alone."
+        yield why, "Pass `couples_rows=False` to `add_head` if its values depend on their own labels alone."
     for name in spec.undeclared_metrics:
         remedy = (
             "Set the attribute `reads` of the metric, or of its function: 'elements', 'rows', or the numbers of the columns "

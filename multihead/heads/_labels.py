@@ -1,4 +1,4 @@
-"""A head's labels: which elements have one, and how much each element counts.
+"""A head's labels: which elements have one, and how much the elements count.
 
 An element (see `multihead.losses`) has no label if its target is NaN or the `ignore_label`, if the Keras mask of the
 predictions leaves it out, or if its weight is 0. Every other element counts by its sample weight times the weight of its
@@ -272,7 +272,7 @@ def check_class_weight(weights: object) -> dict[int, float]:
 
 
 def weights_of_classes(weights: Mapping[int, float], targets: tf.Tensor, rank: int) -> tf.Tensor:
-    """Float64: the weight of each element's class, which is its class number, or the column with the largest value."""
+    """Float64: the weights of the elements' classes; a class is the class number, or the column with the largest value."""
     classes = tf.argmax(targets, axis=-1) if gives_columns(targets.shape, rank) else targets
     classes = tf.squeeze(classes, axis=-1) if classes.shape.rank > rank else classes
     last = max(weights) + 1  # an entry with weight 1 for all larger class numbers

@@ -170,7 +170,7 @@ def check_distinct(heads: Sequence[tuple[str, Sequence[Metric]]]) -> None:
         for metric in metrics:
             if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
                 raise ValueError(
-                    "`metrics` must hold a separate metric for each head. Received: one object, "
+                    "`metrics` must hold a separate metric per head. Received: one object, "
                     f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
                 )
     for name, owner in names:

@@ -291,7 +291,7 @@ def _declared(metric: Metric, function: Function | None, head: str) -> str | tup
 
 
 def _has_columns(metric: Metric, kind: type) -> bool:
-    """Whether a metric with the `update_state` of a Keras class computes each column independently of the others."""
+    """Whether a metric with the `update_state` of a Keras class computes columns independently of one another."""
     if kind.__name__ in ("F1Score", "FBetaScore"):
         return metric.threshold is not None  # otherwise a row's largest prediction is the positive one
     is_plain_r2 = kind.__name__ == "R2Score" and not metric.num_regressors  # with regressors, it counts rows

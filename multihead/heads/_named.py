@@ -256,9 +256,9 @@ class NamedHead:
         labels = with_same_sizes(labels, predictions, num_axes, self.label_spec.targets, "the head's predictions")
         if self.takes_labelled_rows:
             if in_xla():  # which miscalculates some reductions if the number of rows depends on the data
-                remedy = "let the loss return one value, or a sum and a count, for each row"
+                remedy = "let the loss return one value, or a sum and a count, per row"
                 if self.loss.is_undeclared:
-                    remedy = "`couples_rows=False` to `add_head` if each of its values depends on its own labels alone"
+                    remedy = "`couples_rows=False` to `add_head` if its values depend on their own labels alone"
                 raise ValueError(
                     f"`jit_compile` must be False for head {self.name!r}, whose loss gets only the rows that have a label: "
                     f"XLA cannot compile that. Received: the loss {self.loss.name!r}, compiled by XLA. Pass "

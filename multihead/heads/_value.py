@@ -68,7 +68,7 @@ class Head:
             your own then gets all rows of a batch that have a label, and no others; you have to declare it if a batch is
             split, by `micro_batches` or replicas, or if a row may have only some of its labels. True: the module and the
             loss get these rows, and splitting is rejected. The loss may return one value per row, their mean, or a sum and a
-            count. With `gradient_accumulation_steps`, only rows of the same batch are compared. False: each value of the
+            count. With `gradient_accumulation_steps`, only rows of the same batch are compared. False: a value of the
             loss depends only on the label and the predictions in its own position.
         learning_rate_multiplier: A factor for every change that the optimizer makes to the module's variables, including
             weight decay: a number (0 freezes the module), a function of the step, `LayerwiseDecay`, `ByPath` or `Stages`.
@@ -199,7 +199,7 @@ def weight_at(weight: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
     if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
         return tf.cast(result, precision_of([result.dtype]))
     raise ValueError(
-        f"`weight` of head {name!r} must give one number at each update. Received: {value!r} from {weight!r}. Return a "
+        f"`weight` of head {name!r} must give one number per update. Received: {value!r} from {weight!r}. Return a "
         "number or a scalar tensor."
     )
 

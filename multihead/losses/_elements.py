@@ -30,7 +30,7 @@ from multihead.losses._known import CLASSES, COMPARING, ELEMENTS, Known, aligned
 
 @keras.saving.register_keras_serializable(package="multihead")
 class SequenceCrossentropy(keras.losses.Loss):
-    """Cross-entropy of each token of a sequence, from logits; padding does not count.
+    """Cross-entropy of the tokens of a sequence, from logits; padding does not count.
 
     `loss_bt = -sum_v q_btv * log softmax(logits_bt)_v`, with `q` one-hot at the target, or, with `label_smoothing`
     `e`, `(1 - e) * one-hot + e / V` (Szegedy et al., "Rethinking the Inception Architecture", CVPR 2016).
@@ -90,7 +90,7 @@ class ElementLoss:
         original: The loss as passed by the user, for the configuration.
         known: The properties of the function, or None if it is not Keras's own. The shape of its values then determines the
             elements: one per prediction, or one per row, step or example (the first axes of the predictions).
-        is_apart: Whether each value is known to depend only on its own labels, as in most of Keras's losses.
+        is_apart: Whether values are known to depend only on their own labels, as in most of Keras's losses.
 
     Attributes:
         couples_rows: The user's declaration whether a value may depend on other rows of its batch; None without one.
@@ -270,7 +270,7 @@ class ReductionError(ValueError):
 def terms_of(loss: ElementLoss, targets: tf.TensorSpec, predictions: tf.TensorSpec, terms: Function) -> Nested:
     """What a function that calls the `terms` of a loss returns for batches of these specs, before there are any."""
     specs = with_rows(targets, predictions)
-    # With `couples_rows`, a size that is open may be the number of rows: a prediction for each pair of them.
+    # With `couples_rows`, a size that is open may be the number of rows: one prediction per pair of them.
     open_size = specs[0].shape[0] + (not loss.couples_rows)
     with outside_of_graphs(), unchanged(loss.original, eagerly=loss.runs_eagerly):
         return returned_by(terms, specs, open_size, eagerly=loss.runs_eagerly)
@@ -289,7 +289,7 @@ def counts_of(loss: ElementLoss, targets: tf.Tensor, predictions: tf.Tensor) -> 
         with unchanged(loss.original, eagerly=True):
             again = loss.terms(targets, with_keras_mask(first, keras_mask(predictions)))[1]
         are_same = np.array_equal(counts, again, equal_nan=True)
-        _check_count(loss, None if are_same else "whose count changes with the predictions, or is another at each call")
+        _check_count(loss, None if are_same else "whose count changes with the predictions, or differs from call to call")
     return counts
 
 
@@ -347,7 +347,7 @@ def get(loss: Loss) -> ElementLoss:
         reduction = reduction_of(loss)
         if reduction == "sum":
             raise ValueError(
-                "`loss` must leave its reduction to the trainer, which divides each sum by its count once per update. "
+                "`loss` must leave its reduction to the trainer, which divides sums by their counts once per update. "
                 f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out, or pass 'none'; to make "
                 "a head count for more, pass `weight=` to `add_head`."
             )

@@ -34,7 +34,7 @@ class Known(NamedTuple):
     over: str  # `ELEMENTS`, `ROWS` or `CLASSES`
     low: float | None = None  # the smallest label that it takes, if there is one
     high: float | None = None  # the largest, if there is one; the predictions' last axis limits class numbers
-    # The largest prediction that a function of probabilities takes: 1, or infinite if Keras divides each row by its sum.
+    # The largest prediction that a function of probabilities takes: 1, or infinite if Keras divides rows by their sums.
     # None for other functions.
     largest: float | None = None
     has_logits: bool = False  # whether a function of probabilities can also take logits, with `from_logits=True`
@@ -176,7 +176,7 @@ def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.T
 
 
 def sizes(targets: tf.Tensor, rank: int) -> Tensor:
-    """The number of elements along each axis: a static shape if it is known, otherwise a tensor."""
+    """The numbers of elements along the axes: a static shape if it is known, otherwise a tensor."""
     shape = targets.shape[:rank]
     if shape.is_fully_defined():
         return shape
@@ -196,6 +196,6 @@ def spread(values: tf.Tensor, targets: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def with_inner(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Values of the elements, with an axis of size 1 for each axis of the targets within an element."""
+    """Values of the elements, with an axis of size 1 per axis of the targets within an element."""
     ones = [1] * (targets.shape.rank - values.shape.rank)
     return tf.reshape(values, tf.concat([tf.shape(values), ones], axis=0)) if ones else values

@@ -126,9 +126,7 @@ def test_an_update_is_that_of_its_definition(form, gathering):
     x, y = data()
     size, options = GATHERINGS[gathering]
     if gathering == "xla" and form.startswith("whole"):
-        with pytest.raises(
-            ValueError, match="`jit_compile` must be False for head 'boxes'.*a sum and a count, for each row"
-        ):
+        with pytest.raises(ValueError, match="`jit_compile` must be False for head 'boxes'.*a sum and a count, per row"):
             trainer_of(FORMS[form], **options).fit(x, y, verbose=0)
         return
     trainer = trainer_of(FORMS[form], **options)
@@ -197,7 +195,7 @@ def test_an_update_without_positives_leaves_the_head_alone(form):
         (lambda y, p: (whole(y, p)[0], GENERATOR.uniform([]) * whole(y, p)[1]), "which changes variables"),
         (lambda y, p: (whole(y, p)[0] + GENERATOR.uniform([]), whole(y, p)[1]), "which changes variables"),
         (lambda y, p: (whole(y, p)[0], whole(y, p)[1], CALLS.assign_add(1.0))[:2], "which changes variables"),
-        (lambda y, p: (whole(y, p)[0], np.random.random() * float(whole(y, p)[1])), "another at each call"),
+        (lambda y, p: (whole(y, p)[0], np.random.random() * float(whole(y, p)[1])), "differs from call to call"),
         (lambda y, p: (whole(y, p)[0], float(tf.math.count_nonzero(p > 0))), "changes with the predictions"),
         (lambda y, p: (whole(y, p)[0], by_row(y, p)[1]), r"values of shape \(\) and counts of shape \(\d+,\)"),
         (lambda y, p: tf.reduce_mean(by_row(y, p)[0]), "must give one value per element.*a sum and a count"),
@@ -244,6 +242,6 @@ def test_class_weights_need_values_of_rows():
     trainer.compile("sgd")
     with pytest.raises(
         ValueError,
-        match="`class_weight` of head 'a' needs a loss that gives a value for each class number .* one value for all",
+        match="`class_weight` of head 'a' needs a loss that gives one value per class number .* one value for all",
     ):
         trainer.fit(np.ones((4, 2), "float32"), {"a": np.ones((4, 1), "float32")}, verbose=0)

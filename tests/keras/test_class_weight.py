@@ -146,7 +146,7 @@ def test_a_value_for_several_axes_of_labels_has_no_class():
     loss = lambda y, p: tf.reduce_mean((tf.cast(y, p.dtype) - p) ** 2, axis=[1, 2])  # noqa: E731
     trainer.add_head("kind", dense(2, 3), loss, couples_rows=False, class_weight=WEIGHTS)
     trainer.compile("sgd")
-    with pytest.raises(ValueError, match=r"`class_weight` of head 'kind' needs a loss that gives a value for each class"):
+    with pytest.raises(ValueError, match=r"`class_weight` of head 'kind' needs a loss that gives one value per class"):
         trainer.fit(X[:, None], {"kind": np.zeros([10, 1, 3], int)}, verbose=0)
 
 

@@ -354,7 +354,7 @@ UNSCALABLE = [
     ("log", np.full(4, np.nan), True, "`target_scaling` of head 'a' is learned from its labels.* Received: no label"),
     ("log", [1.0, 0.0, 2.0, 3.0], True, r"`targets\['a'\]` must be above 0 for the logarithm.* Received: 0 \(1 of 4"),
     ("log", [1.0, -1.0, 2.0, 3.0], False, "learned from its labels, which must be finite. Received: labels of mean .nan."),
-    (scaling.Standardize([1.0, 2.0, 3.0], 1.0), np.ones(4), True, "'a' must have one mean and deviation for each column"),
+    (scaling.Standardize([1.0, 2.0, 3.0], 1.0), np.ones(4), True, "'a' must have one mean and deviation per column"),
     (Broken(), np.ones(4), True, "a layer whose `inverse` gives back what it was given.* which makes 0.88.* of 1"),
     (Learned(), np.ones(4), True, "must be a layer without trainable variables"),
 ]

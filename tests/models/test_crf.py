@@ -467,5 +467,5 @@ def test_one_value_for_a_sequence_is_refused_with_the_name_of_the_tagger():
     trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 5))
     trainer.add_head("slots", Natural(), lambda targets, outputs: outputs, teacher_forcing=True)
     trainer.compile("sgd", run_eagerly=True)
-    with pytest.raises(ValueError, match="(?s)a label for each value of the loss.*`multihead.models.CRFTagger`"):
+    with pytest.raises(ValueError, match="(?s)one label per value of the loss.*`multihead.models.CRFTagger`"):
         trainer.fit(words, {"slots": tags}, verbose=0)

@@ -96,7 +96,7 @@ SHAPES = {
     "columns for one": ("huber", (None, 1), (6, 3), None, r"shape \(6, 3\) for predictions of shape \(None, 1\)"),
     "classes for one-hot": (ONE_HOT, (None, 3), (6,), None, r"Class numbers are for 'sparse_categorical_crossentropy'"),
     "one-hot for classes": (SPARSE, (None, 3), (6, 3), None, r"a value per class for 'categorical_"),
-    "steps": (SPARSE, (None, 4, 3), (6, 5), None, r"one class number for each prediction, shape \(None, 4\)"),
+    "steps": (SPARSE, (None, 4, 3), (6, 5), None, r"one class number per prediction, shape \(None, 4\)"),
     "one weight for six": ("mse", (None, 1), (6,), (1,), WEIGHTS + r"\(1,\)"),
     "scalar weight": ("mse", (None, 1), (6,), (), WEIGHTS + r"\(\)"),
     "weights of columns": (ONE_HOT, (None, 3), (6, 3), (6, 3), r"the shape of the head's labels, \(6,\).*per row"),
@@ -251,9 +251,7 @@ def test_one_row_is_not_broadcast(classifier):
         ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1\) for \(4\)"
     ):
         classifier.evaluate(unbatched(x, {"a": one}), verbose=0)
-    with pytest.raises(
-        ValueError, match=r"^`targets\['a'\]` must have one row for each example. Received: 1 for 4 in `inputs`"
-    ):
+    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must have one row per example. Received: 1 for 4 in `inputs`"):
         classifier.compute_gradients((x, {"a": one}))
     with pytest.raises(ValueError, match=r"^`sample_weights\['a'\]` must have as many rows as the targets.*\(1\) for \(4\)"):
         classifier.evaluate(unbatched(x, {"a": np.zeros(4, int)}, {"a": np.ones(1)}), verbose=0)

@@ -140,7 +140,7 @@ def test_logarithms_and_back():
         (lambda: scaling.Standardize(deviation=1.0), ValueError, "Received: mean=None, deviation=1.0"),
         (lambda: scaling.Standardize("a", 1.0), ValueError, "as finite numbers"),
         (lambda: scaling.Standardize(np.nan, 1.0), ValueError, "as finite numbers"),
-        (lambda: scaling.Standardize([1.0, 2.0], [1.0, 2.0, 3.0]), ValueError, "one for each column"),
+        (lambda: scaling.Standardize([1.0, 2.0], [1.0, 2.0, 3.0]), ValueError, "one per column"),
         (lambda: scaling.Standardize(1.0, 0.0), ValueError, "the deviation above 0. Received: mean=1.0, deviation=0.0"),
         (lambda: scaling.Log("1"), ValueError, "`shift` must be a finite number. Received: shift='1'"),
     ],
