@@ -36,7 +36,7 @@ _TITLES = {
 
 
 def losses(run: OneRun | Sequence[OneRun]) -> Figure:
-    """How far each head's loss has fallen: its loss relative to that at the start, on validation data if there are any.
+    """How far the heads' losses have fallen: the losses relative to those at the start, on validation data if there are any.
 
     Relative, so that heads with losses in different units can be compared.
 
@@ -47,7 +47,7 @@ def losses(run: OneRun | Sequence[OneRun]) -> Figure:
 
 
 def norms(run: OneRun | Sequence[OneRun]) -> Figure:
-    """The norm of each head's gradient where the heads are combined.
+    """The norms of the heads' gradients where the heads are combined.
 
     Args:
         run: A run, or a list of runs.
@@ -59,7 +59,7 @@ def norms(run: OneRun | Sequence[OneRun]) -> Figure:
 
 
 def shares(run: OneRun | Sequence[OneRun]) -> Figure:
-    """Each head's share of the encoder's gradient, after balancing, as a stack of areas.
+    """The heads' shares of the encoder's gradient, after balancing, as a stack of areas.
 
     Args:
         run: A run, or a list of runs.
@@ -84,7 +84,7 @@ def weights(run: OneRun | Sequence[OneRun]) -> Figure:
 
 
 def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
-    """The mean cosines between the heads' gradients, and of each with the update, as a heat map.
+    """The mean cosines of the heads' gradients with one another and with the update, as a heat map.
 
     Args:
         run: A run, or a list of runs.
@@ -96,7 +96,7 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Figure:
 
 
 def _draw(run: object, names: Sequence[str], draw: Callable[[Axis, Run, str], None], what: str, remedy: str) -> Figure:
-    """Draws the statistics that the runs have, each on its own axis, with the run's name if there are several."""
+    """Draws the statistics that the runs have, on separate axes, with the run's name if there are several."""
     runs = runs_of(run)
     rows = [(one_run, name) for one_run in runs for name in names if any(key.endswith(f"_{name}") for key in one_run.values)]
     if not rows:
@@ -166,13 +166,13 @@ def _percent(value: float) -> str:
 
 
 def front(comparison: Comparison) -> Figure:
-    """What each head gains and pays in the variants of a comparison.
+    """What the heads gain and pay in the variants of a comparison.
 
     With two heads, each has an axis, on which better is further out: variants with fixed weights are joined by a line, in
     the order of `variants`; other rules are single points, and the single-task models are the star whose dotted lines are
     the corner to reach. Variants at equal cost are hollow, and an arrow leads to them from the same variant in as many
-    updates. Bars are standard deviations over seeds. With more heads, each variant is a line over the heads: its relative
-    change against each head alone.
+    updates. Bars are standard deviations over seeds. With more heads, a variant is a line over the heads: its relative
+    changes against the heads alone.
 
     Args:
         comparison: A `multihead.comparison.Comparison`: what `compare` has returned, or `multihead.comparison.read(file)`.

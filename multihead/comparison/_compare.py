@@ -55,7 +55,7 @@ def compare(
 
     The equal-cost comparison trains a variant once more, for the time that the single-task models of all heads take
     together: `round(updates / r)` updates, where `r` is the time of one update of the variant, divided by the sum of the
-    times of one update of each single-task model. These times are measured in turns, in one process, when the rates of the
+    times of one update of the single-task models. These times are measured in turns, in one process, when the rates of the
     single-task models are known; `r` is the median of 11 rounds.
 
     Args:
@@ -66,18 +66,18 @@ def compare(
             name, or a `tf.data.Dataset` of batches. Or a function of the seed that returns such a dict, for splits by seed
             and for data sets that shuffle; it is called for every run, after the seeds have been set.
         variants: By the name of the variant, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`,
-            `head_schedule`, `target_scaling`, ...; so also a `diagnosis.suggestion`, and each of `diagnosis.parts`) and
+            `head_schedule`, `target_scaling`, ...; so also a `diagnosis.suggestion`, and any of `diagnosis.parts`) and
             `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. A head whose
             targets are scaled otherwise than in `build` must be judged by a metric, which is in the targets' units, not by
             its loss. `"build"` is a function in place of `build` whose trainer has the same heads, losses and metrics and,
             for example, an encoder as large as the encoders that it replaces; single-task models are always of `build`.
-            `"head_rates": "alone"` trains each head's own variables at the learning rate that was chosen for its
+            `"head_rates": "alone"` trains a head's own variables at the learning rate that was chosen for its
             single-task model, so that only the encoder's rate is chosen: with SGD, heads on one encoder may need rates that
             differ by factors. Every run creates new balancers, weightings and so on from the configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
         budget: The number of updates of a run, or `{"epochs": number}`: this many passes over the training data.
-        metrics: Each head's metric, by head name: the name of a metric of `evaluate`, or a pair of a name and `"min"` or
-            `"max"`. None: each head's first metric whose direction is known, otherwise its loss.
+        metrics: The heads' metrics, by head name: the name of a metric of `evaluate`, or a pair of a name and `"min"` or
+            `"max"`. None: a head's first metric whose direction is known, otherwise its loss.
         optimizer: An optimizer class, or another function of the learning rate that returns an optimizer, such as
             `functools.partial(keras.optimizers.AdamW, weight_decay=0.01)`.
         rates: The grid of initial learning rates; with a single rate, none is chosen.
@@ -157,7 +157,7 @@ class _Steps:
     def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, compute: Compute, verbose: int) -> None:
         self._study, self._variants, self._lines, self._compute, self._verbose = study, variants, lines, compute, verbose
         self._metrics: dict[str, list[str]] = {}
-        self._baselines: dict[str, float] = {}  # the score of each head alone on the tuning seeds
+        self._baselines: dict[str, float] = {}  # the scores of the heads alone on the tuning seeds
 
     def all(self, equal_cost_names: Sequence[str], metrics: object) -> Comparison:
         study = self._study

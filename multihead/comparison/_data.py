@@ -111,8 +111,7 @@ def batches_of(part: Dataset, batch_size: int, seed: int) -> Iterator[Nested]:
             yield batch
         if batch is None:
             raise ValueError(
-                "`data['train']` must yield at least one batch in each pass. Received: a data set without any. Check its "
-                "source."
+                "`data['train']` must yield at least one batch per pass. Received: a data set without any. Check its source."
             )
 
 

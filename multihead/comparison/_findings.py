@@ -208,7 +208,7 @@ def answers_of(comparison: Comparison, favourite: tuple[str, bool] | None) -> li
         )
     if scaled:
         answer += (
-            f" That leaves out {quoted(scaled)}: they scale targets that the models of each head alone do not, so what they "
+            f" That leaves out {quoted(scaled)}: they scale targets that the single-task models do not, so what they "
             "gain need not come from sharing. To include them, scale the targets in `build`."
         )
     if favourite is None:

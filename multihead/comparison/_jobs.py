@@ -33,7 +33,7 @@ _STUDY: list[Study] = []
 
 def read_file(path: str | os.PathLike[str]) -> list[Line]:
     """The lines of a comparison, settings first. A last line that a crash has cut off is left out."""
-    kind, hint = "a comparison, with a JSON object in each line", "Pass the `file` of a `multihead.compare`."
+    kind, hint = "a comparison, with one JSON object per line", "Pass the `file` of a `multihead.compare`."
     return read_lines(path, kind, "settings", lambda line, number: number > 1 or "settings" in line, hint)
 
 

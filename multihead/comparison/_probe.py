@@ -47,10 +47,10 @@ def probe(study: Study, arguments: tuple[Job, Any]) -> Config:
 
 
 def _read_metrics(metrics: object, heads: Mapping[str, Head], *, free: bool) -> dict[str, list[str]]:
-    """Each head's metric, one of `evaluate` unless they are `free`, and its direction, `"min"` or `"max"`."""
+    """The heads' metrics, which are those of `evaluate` unless they are `free`, and their directions, `"min"` or `"max"`."""
     if metrics is None and free:
         raise ValueError(
-            "`metrics` must name a metric of each head with `measure`. Received: metrics=None. Pass, for example, "
+            "`metrics` must name one metric per head with `measure`. Received: metrics=None. Pass, for example, "
             "{'price': ('price_r2', 'max')}."
         )
     if metrics is not None and not isinstance(metrics, Mapping):
@@ -108,7 +108,7 @@ def check_variant(study: Study, arguments: tuple[Job, Mapping[str, Sequence[str]
         )
     is_scaled = bool(job.variant.options.get("target_scaling"))
     for name, head in one.heads.items():
-        is_scaled |= len({as_text(scaling.get(each.heads[name].target_scaling)) for each in (one, other)}) > 1
+        is_scaled |= len({as_text(scaling.get(trainer.heads[name].target_scaling)) for trainer in (one, other)}) > 1
         judged, differs = (_judged(candidate, by_loss=name in by_loss) for candidate in (head, other.heads[name]))
         differ = [key for key in judged if judged[key] != differs[key]]
         if differ:

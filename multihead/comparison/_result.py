@@ -43,7 +43,7 @@ class Comparison:
 
     Attributes:
         heads: The heads' names.
-        metrics: Each head's metric, by head name.
+        metrics: The heads' metrics, by head name.
         directions: By head name, `"max"` if the metric is better when higher, or `"min"`.
         split: The part of the data on which variants are compared: `"test"`, or `"validation"` if there are no test data.
             Learning rates are always chosen on the validation data.
@@ -53,7 +53,7 @@ class Comparison:
         rates: The learning rates, by the name of the variant, and `"{head} alone"` for single-task models.
         head_rates: For variants with `"head_rates"`, the learning rates of the heads' own variables by head name.
         updates: The numbers of updates, by the name of the variant.
-        costs: By the name of each measured variant, ratios of the variant's cost to the sum of the costs of the single-task
+        costs: By the names of the measured variants, ratios of the variant's cost to the sum of the costs of the single-task
             models of all heads: `update`, the time of one update; `serve`, the time of one prediction for a batch; and
             `size`, the number of parameters, including those that are not trained. Below 1 is cheaper.
         lines: All lines, as in the file of the comparison.
@@ -110,7 +110,7 @@ class Comparison:
     def difference(self, variant: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
         """The paired difference of a variant from another on a head, with a confidence interval over seeds.
 
-        At each seed, both variants have the same order of data and, unless one of them has its own `"build"`, the same
+        At the same seed, both variants have the same order of data and, unless one of them has its own `"build"`, the same
         initial weights. The differences `s_k (M_variant - M_other)`, with `M` the metric of head `k`, therefore vary less
         between seeds than the metrics do. `s_k` is 1 for a metric that is better when higher, otherwise -1: above 0, the
         variant is better.
@@ -176,7 +176,7 @@ class Comparison:
     def delta_m(self, variant: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.
 
-        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, over the `K` heads, with `M_k` the variant's metric of
+        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` per seed, over the `K` heads, with `M_k` the variant's metric of
         head `k`, `B_k` the metric of the single-task model of head `k` at the same seed, and `s_k` 1 for a metric that is
         better when higher, otherwise -1. 0.05 is 5 % better.
 

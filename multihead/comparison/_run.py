@@ -203,7 +203,7 @@ class _Timed(keras.callbacks.Callback):
 
 
 def measure_cost(study: Study, jobs: Sequence[Job]) -> Config:
-    """The line of the cost of a variant; `jobs` are the variant, and each head alone.
+    """The line of the cost of a variant; `jobs` are the variant, and every head alone.
 
     `update_ratio` is the time of one update of the variant over the sum of the times of one update of each single-task
     model; `serve_ratio` is the same of a prediction for one batch. Both are medians over rounds. `size_ratio` is the same of

@@ -238,7 +238,7 @@ def read_variants(variants: object, build: Callable[[], Trainer]) -> dict[str, V
             _check_build(f"variants[{name!r}]['build']", own)
         if as_alone not in (None, ALONE):
             raise ValueError(
-                f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning "
+                f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: a head's own variables then use the learning "
                 f"rate that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
                 "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
             )

@@ -44,7 +44,7 @@ class Diagnosis:
     `"parameters"`.
 
     Attributes:
-        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
+        findings: Sentences with findings, likely causes and what to do. A finding has a `kind` and the `heads` concerned.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
             `"NormFloor"`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
             is neither; the findings also say what `compile` cannot repair. `parts` has them one by one.
@@ -55,16 +55,16 @@ class Diagnosis:
         losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
         constant_losses: `[heads]`: the same losses, with the same class and sample weights, of the best of several constant
             predictions, such as the mean for `"mse"` and the class frequencies for a cross-entropy; NaN if unknown.
-        progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
+        progress: By head, `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
             constant, but its gradient is mostly noise in these batches: done, or learning slowly), `"done"` (almost nothing
             is left of the loss), or `"unknown"`.
         weights: `[heads]`: mean weights of the losses.
         labelled: `[heads]`: the fraction of elements that have a label, padding left out.
         label_means: `[heads]`: for heads that predict numbers, the mean of the labels, as the loss sees them; otherwise NaN.
         label_deviations: `[heads]`: their standard deviation; otherwise NaN.
-        labels: For each head, what its labels require: among others, how many (`unreachable`) of their `number` its module
+        labels: By head, what its labels require: among others, how many (`unreachable`) of their `number` its module
             cannot predict, and the `scaling` that fits labels, loss and module, or None.
-        reads: For each head, whether it reads each floating-point tensor of the representation.
+        reads: By head, whether it reads the floating-point tensors of the representation, one boolean per tensor.
         norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
         spreads: By level, the cosines of `g_i` and `g_j`, `[heads, heads]`: over batches, their `mean`, standard
             `deviation`, the ends `low` and `high` of a 95 % confidence interval of the mean, and the fraction `negative` of
@@ -163,7 +163,7 @@ class Diagnosis:
         return "\n\n".join([*sections, *tables])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Title, columns and rows of the tables that `print` shows; each fits a terminal of 80 columns."""
+        """Title, columns and rows of the tables that `print` shows; all fit a terminal of 80 columns."""
         losses, gradients = [], []
         for k, head in enumerate(self.heads):
             loss, constant, weight = (f"{values[k]:.4g}" for values in (self.losses, self.constant_losses, self.weights))
@@ -224,7 +224,7 @@ _PURPOSES = {
 
 
 def _suggestion_lines(parts: Mapping[str, Config], suggestion: Config) -> list[str]:
-    """A line of code for each part of a suggestion, and one for the whole, each below a comment that says what it does."""
+    """A line of code per part of a suggestion, and one for the whole, below comments that say what they do."""
     after = ""
     if "target_scaling" in parts:
         after = "; scaled, they may need no more; without the scaling, it can make heads in other units worse"

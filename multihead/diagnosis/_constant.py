@@ -1,4 +1,4 @@
-"""Each head's loss with the best constant prediction, which tells whether the head has learned anything from its inputs."""
+"""A head's loss with the best constant prediction, which tells whether the head has learned anything from its inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LabelRows(NamedTuple):
     """The labels of a head in all batches."""
 
     batches: list[Labels]  # as the loss takes them
-    counts: np.ndarray | None  # `[classes]`: the total weight of each class; None if the labels are not class numbers
+    counts: np.ndarray | None  # `[classes]`: the total weights of the classes; None if the labels are not class numbers
     values: np.ndarray | None  # `[rows, columns]`: the labels; None if they are class numbers
     weights: np.ndarray | None  # of the same shape: their weights; ones in a column without labels
 
@@ -58,7 +58,7 @@ def label_rows(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | N
 
 
 def class_numbers(batches: Sequence[Labels]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The class numbers of each batch and their weights, without batches in which their numbers differ."""
+    """The class numbers of the batches and their weights, without batches in which their numbers differ."""
     flat = [(batch.targets.numpy().ravel(), batch.weights.numpy().ravel()) for batch in batches]
     return [(classes, weights) for classes, weights in flat if len(classes) == len(weights)]
 
@@ -69,7 +69,7 @@ def constant_loss(
     """The mean loss of the best constant prediction that was tried, with class weights and sample weights.
 
     The loss is the head's own, and the constants are of the kind (logits or probabilities) that it has `predicted`. NaN if
-    no loss is finite; and, where they are a guess, in unknown units, if each label has several predictions, or if the
+    no loss is finite; and, where they are a guess, in unknown units, if a label has several predictions, or if the
     head's own `loss` is far below those of all constants.
     """
     if labels is None or (is_guess and np.shape(labels.values)[-1] != with_columns(spec.shape)[-1]):
@@ -98,7 +98,7 @@ def constant_loss(
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The weighted quantiles of each column, `[quantiles, columns]`."""
+    """The weighted quantiles of the columns, `[quantiles, columns]`."""
     columns = []
     for column, weight in zip(values.T, weights.T):
         order = np.argsort(column)
@@ -135,7 +135,7 @@ def _numbers(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -
 def losses_of(
     head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], constants: Sequence[np.ndarray]
 ) -> Iterator[float]:
-    """The head's mean loss for each constant, `[columns]`, predicted everywhere; only those that are finite."""
+    """The head's mean losses for the constants, `[columns]`, predicted everywhere; only those that are finite."""
     for constant in constants:
         loss_sum, count = loss_terms(head, spec, labels, constant)
         if np.isfinite(loss_sum) and count > 0:
@@ -171,9 +171,9 @@ def derivatives(
                 tape.watch([targets, predictions])
                 loss = head.loss_sum(targets, predictions, batch.weights)
             by_both = tape.gradient(loss, [targets, predictions], unconnected_gradients="zero")
-            by_both = [tf.cast(tf.convert_to_tensor(each), tf.float64).numpy() for each in by_both]
-            has_columns = [each.ndim == spec.shape.rank > 1 for each in by_both]
-            found.append([each.reshape(-1, each.shape[-1] if wide else 1) for each, wide in zip(by_both, has_columns)])
+            by_both = [tf.cast(tf.convert_to_tensor(part), tf.float64).numpy() for part in by_both]
+            has_columns = [part.ndim == spec.shape.rank > 1 for part in by_both]
+            found.append([part.reshape(-1, part.shape[-1] if wide else 1) for part, wide in zip(by_both, has_columns)])
     except (ValueError, TypeError, LookupError, tf.errors.OpError):
         return None
     return [np.concatenate(parts) for parts in zip(*found)]
@@ -182,7 +182,7 @@ def derivatives(
 def _predicted(
     spec: tf.TensorSpec, labels: Sequence[Labels], constant: np.ndarray, noise: float
 ) -> Iterator[tuple[Labels, tf.Tensor]]:
-    """The batches, each with predictions of a constant and noise."""
+    """The batches, with predictions of a constant and noise."""
     rank, random = spec.shape.rank, np.random.default_rng(0)
     for batch in labels:
         sizes = list(batch.targets.shape[: max(rank - 1, 1)])  # the spec has those of the first batch

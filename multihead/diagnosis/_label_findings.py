@@ -143,7 +143,7 @@ def out_of_reach(diagnosis: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             sentence = (
                 f"{part} rows of {own} of {head!r} do not add up to 1, but {predicted} {labels.reach}, as after a softmax. "
                 f"For several labels at once, or a single column, end the module with a sigmoid{also}. For one label in "
-                "parts, divide each row by its sum."
+                "parts, divide the rows by their sums."
             )
         else:
             remedy = "End the module without the activation that limits it, or correct the labels."

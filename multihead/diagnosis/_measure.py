@@ -38,7 +38,7 @@ def diagnose(
 
     Metrics and the modules' state change as in training: the caller must restore them.
     """
-    by_name: dict[str, list[int]] = {}  # for each layer of the encoder, the positions of its trainable variables
+    by_name: dict[str, list[int]] = {}  # the positions of the encoder's trainable variables by layer
     for i, owner in enumerate(owner_names(spec.network.encoder, spec.network.variables.encoder)):
         by_name.setdefault(owner, []).append(i)
     names, layers = tuple(by_name), list(by_name.values())
@@ -52,7 +52,7 @@ def diagnose(
     def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
         gradients = update.gradients.of_losses
-        rows = []  # `[heads, n]` for each of the encoder's variables; zeros where a head has no gradient
+        rows = []  # `[heads, n]` per variable of the encoder; zeros where a head has no gradient
         for variable, gradients_of_heads in zip(network.variables.encoder, zip(*by_head)):
             zeros = tf.zeros(tensor_variable(variable).shape)
             dense = [zeros if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients_of_heads]
@@ -93,7 +93,7 @@ def diagnose(
 
 
 def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_heads: int) -> tf.Tensor:
-    """`[layers, heads, heads]`: inner products of the rows of each layer's variables."""
+    """`[layers, heads, heads]`: inner products of the rows of the layers' variables."""
     if not layers:
         return tf.zeros([0, num_heads, num_heads], tf.float64)
     return tf.stack([gramian([rows[i] for i in variables], num_heads) for variables in layers])
@@ -122,7 +122,7 @@ def _ranges(network: Network, batch: Batch, labels: Sequence[Labels | None], ope
     """`[heads, 6]`: the extreme predictions and sums of a row, the fraction of zeros, and the size of what the head reads.
 
     The size is the root mean square of a tensor of the representation, of several the smallest. All are NaN for heads
-    without labels in the batch. Writes the last operation of each head's predictions into `operations`.
+    without labels in the batch. Writes the last operations of the heads' predictions into `operations`.
     """
     representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False))
     sizes = [tf.sqrt(tf.reduce_mean(tf.square(tf.cast(tf.abs(leaf), tf.float32)))) for leaf in representation.leaves]

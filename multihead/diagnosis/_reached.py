@@ -46,7 +46,7 @@ class HeadLabels(NamedTuple):
 
     mean: float = np.nan  # of labels that are unbounded numbers, as the loss sees them; otherwise NaN
     deviation: float = np.nan  # their standard deviation
-    # `[columns, 2]`, of unbounded numbers: the mean and the deviation of each column; the median, and half the width of the
+    # `[columns, 2]`, of unbounded numbers: the means and deviations of the columns; the median, and half the width of the
     # middle two thirds, where a few labels lie far off and the loss gives them little weight
     columns: np.ndarray = _NO_COLUMNS
     is_robust: bool = False  # whether these are the median and that width
@@ -135,7 +135,7 @@ def judge(
         unreachable, number = _count(np.where(labels == low, -1.0, labels), needed)
         reach = (needed if needed.sums_to_one else measured) if unreachable else reach
         summary = summary._replace(unreachable=unreachable, number=number, reach=reach)
-    # One label for several predictions, as of quantiles: a loss of one's own may compare it with each.
+    # One label for several predictions, as of quantiles: a loss of one's own may compare it with all.
     fits = has_columns or (labels.shape[1] == 1 and is_own(head.loss))
     if is_number and fits and depends is not None and head.scaling is None and head.label_spec.class_weight is None:
         if summary.placeholder is not None:  # which "standardize" would take for labels
@@ -212,9 +212,9 @@ def _is_of_differences(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) ->
     if not np.isfinite(one).all() or not np.allclose(one, other, rtol=1e-2, atol=1e-6):
         return False
     found = [derivatives(head, spec, rows.batches, center + move * step, noise * step) for move, noise in _PROBES]
-    present = [each for each in found if each is not None]
+    present = [pair for pair in found if pair is not None]
     sums = [abs(by_labels.sum() + by_predictions.sum()) for by_labels, by_predictions in present]
-    least = [np.max([np.abs(each).sum(axis=0) for each in of_one], axis=0).min() for of_one in zip(*present)]
+    least = [np.max([np.abs(gradient).sum(axis=0) for gradient in gradients], axis=0).min() for gradients in zip(*present)]
     return len(present) == len(found) and bool(least[0] > 0 and max(sums) <= 0.01 * least[1])  # False for NaN
 
 
@@ -226,7 +226,7 @@ def _probed(head: NamedHead, spec: tf.TensorSpec, batches: Sequence[Labels], cen
 
 
 def _is_sum_over_columns(head: NamedHead, spec: tf.TensorSpec, rows: LabelRows) -> bool:
-    """Whether the loss is a sum over columns, each of which can then be scaled by itself; the overlap of boxes is none."""
+    """Whether the loss is a sum over columns, which can then be scaled one by one; the overlap of boxes is none."""
     center, spreads = np.nan_to_num(np.nanmean(rows.present, axis=0)), np.nanstd(rows.present, axis=0)
     steps = np.nan_to_num(spreads) + _ROUNDING
     first = np.arange(len(center)) % 2 == 0

@@ -25,7 +25,7 @@ class Cosines(NamedTuple):
 
 
 def root_mean_squares(gramians: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """`[heads]`: the root mean square of each head's norm over the batches that train it; NaN if none does."""
+    """`[heads]`: the root mean squares of the heads' norms over the batches that train the head; NaN if none does."""
     squares = np.where(trained, np.diagonal(gramians, axis1=1, axis2=2), 0.0)
     with np.errstate(all="ignore"):
         return np.sqrt(squares.sum(axis=0) / trained.sum(axis=0))

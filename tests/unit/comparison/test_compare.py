@@ -241,7 +241,7 @@ def test_data_that_cannot_be_compared_on(data, message):
 def test_a_data_set_that_yields_nothing_is_an_error():
     x, y = compared.examples(20)
     empty = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).filter(lambda *_: False)
-    with pytest.raises(ValueError, match="must yield at least one batch in each pass. Received: a data set without any"):
+    with pytest.raises(ValueError, match="must yield at least one batch per pass. Received: a data set without any"):
         next(batches_of(empty, 8, 0))
     with pytest.raises(ValueError, match="`budget` must be a number of updates for data that have no end. Received: epochs"):
         batches_per_epoch(tf.data.Dataset.range(3).repeat(), 8)
@@ -311,7 +311,7 @@ def other_heads():
         ({"metrics": "kind_accuracy"}, "`metrics` must be a dict by head name"),
         ({"metrics": {"kind": "kind_acuracy", "size": "size_loss"}}, r"`metrics\['kind'\]` must be one of.*Did you mean 'kind_accuracy'"),
         ({"metrics": {"kind": ("kind_accuracy", "up"), "size": "size_loss"}}, "must say whether the metric is better when lower"),
-        ({"measure": len}, "`metrics` must name a metric of each head with `measure`"),
+        ({"measure": len}, "`metrics` must name one metric per head with `measure`"),
         ({"optimizer": "adam"}, "`optimizer` must be a class of optimizers, or a function of the learning rate"),
         ({"options": {"balancer": "Sum"}}, "`options` must have only these options of `compile`.*joint training in `variants`"),
         ({"equal_cost": ["b"]}, "`equal_cost` must be one of 'a'"),
@@ -352,7 +352,7 @@ def test_a_scaling_of_a_variant_trains_as_one_of_add_head():
     assert values["target_scaling"] == pytest.approx(values["own build"], rel=1e-6) != pytest.approx(values["plain"])
     assert values["target_scaling"] < 0.5 * values["plain"]  # an error of 50 at the start
     assert found.scaled == {"target_scaling", "whole", "own build"}
-    assert "leaves out 'target_scaling', 'whole', 'own build': they scale targets that the models" in found.verdict
+    assert "leaves out 'target_scaling', 'whole', 'own build': they scale targets that the single-task" in found.verdict
     assert not any(
         line["is_fixed"] for line in found.lines if line.get("variant") == "target_scaling" and "is_fixed" in line
     )

@@ -287,7 +287,7 @@ def test_the_advice_for_rows_of_labels_ends_if_it_is_taken(name, end, seed):
         report = diagnosed(L.Dense(columns, end), OF_ROWS[name], labels)
         text = text_of(report, "out of reach")
         assert "end the module with a sigmoid and take the loss `binary_crossentropy`" in text
-        assert "divide each row by its sum" in text and "softmax." not in text_of(report, "no probabilities")
+        assert "divide the rows by their sums" in text and "softmax." not in text_of(report, "no probabilities")
     taken = diagnosed(L.Dense(columns, "sigmoid"), "binary_crossentropy", several)
     divided = diagnosed(
         L.Dense(columns, None if name == "logits" else "softmax"), OF_ROWS[name], soft / soft.sum(axis=1, keepdims=True)
