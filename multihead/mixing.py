@@ -1,4 +1,4 @@
-"""Mixing datasets: train heads that each have their own data in one `fit`."""
+"""Mixing datasets: train heads on separate datasets in one `fit`."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _checked_datasets(datasets: Mapping[str, tf.data.Dataset]) -> dict[str, tf.d
             raise ValueError(
                 f"The inputs of all `datasets` must have the same structure, dtypes and ranks. Received: {first!r} with "
                 f"{described[first]} and {name!r} with {described[name]}. Map them to one structure, or loop over the "
-                "batches with `train_on_batch`, which takes each as it is."
+                "batches with `train_on_batch`, which takes them as they are."
             )
     return taken
 

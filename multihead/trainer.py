@@ -67,7 +67,7 @@ class MultiHeadTrainer(KerasTrainer):
     A head is a Keras layer or model that reads the encoder's representation and is trained on its own loss. The update is
     the gradient of `sum_k weight_k * (sum_i s_ki * loss_ki) / (sum_i s_ki)`, over heads `k` and elements `i` (examples,
     tokens), where `weight_k` is the `weight` of the head and `s_ki` the sample weight times the class weight, 0 for masked
-    elements and missing labels. A weighting changes how much each loss counts, and a balancer how the heads' encoder
+    elements and missing labels. A weighting changes how much the losses count, and a balancer how the heads' encoder
     gradients are combined; the heads' own variables are trained by the plain gradient.
 
     `fit`, `evaluate`, `predict`, callbacks and saving are Keras's own.
@@ -251,7 +251,7 @@ class MultiHeadTrainer(KerasTrainer):
         """Makes heads idle from the next update on: they are not trained and do not change. For callbacks of `fit`.
 
         Training of the encoder and the other heads continues. Only the first call may retrace the step. The turn of an idle
-        head passes on to others, as `multihead.schedules` says. Each `fit` begins without idle heads.
+        head passes on to others, as `multihead.schedules` says. A `fit` begins without idle heads.
 
         Args:
             heads: The names of all heads that are to be idle; an empty list for none.
@@ -313,9 +313,9 @@ class MultiHeadTrainer(KerasTrainer):
                 any shapes; a shorter last window of an epoch is also an update. The update is that of all their examples in
                 one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
                 on to `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
-            micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. All inputs must have a row for each example. With a balancer other than
-                `NormFloor`, each micro-batch runs forward through the encoder once more, if it can be repeated: see "How an
+            micro_batches: Splits a batch into this many micro-batches, processed one after another to save memory; the
+                update is that of the whole batch. All inputs must have one row per example. With a balancer other than
+                `NormFloor`, micro-batches run forward through the encoder once more, if it can be repeated: see "How an
                 update is computed".
 
             run_eagerly: As in Keras; by default as the model of `from_model`.
@@ -488,11 +488,11 @@ class MultiHeadTrainer(KerasTrainer):
 
         The total `loss`, in `fit` `val_loss`, is the sum of the heads' losses, each times its weight where that is a number,
         and of what layers add. Weightings, and weights that are functions of the step, do not count in it, and in `val_loss`
-        the weights are those of the beginning of `fit`: losses that are weighed differently in each epoch cannot be
+        the weights are those of the beginning of `fit`: losses whose weights differ between epochs cannot be
         compared, and `EarlyStopping("val_loss")` would stop on the weights.
 
         Returns:
-            With `return_dict`, floats by name: `loss`, and for each head `<head>_loss` and its metrics; otherwise a list in
+            With `return_dict`, floats by name: `loss`, and per head `<head>_loss` and its metrics; otherwise a list in
             the order of `metrics_names`.
 
         Example:
@@ -597,7 +597,7 @@ class MultiHeadTrainer(KerasTrainer):
             in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
             `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
             `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs. The list also
-            has `loss`, the total loss, and `losses`, each head's mean loss by name (NaN while it is idle): float32 scalars,
+            has `loss`, the total loss, and `losses`, the heads' mean losses by name (NaN while idle): float32 scalars,
             over all replicas.
 
         Raises:
@@ -633,16 +633,16 @@ class MultiHeadTrainer(KerasTrainer):
 
     @readable_errors()
     def head_gradients(self, batch: Nested, at: str = "representation") -> HeadGradients:
-        """Computes each head's gradients on a batch, without training: no variable changes.
+        """Computes the heads' gradients on a batch, without training: no variable changes.
 
         All heads with labels in the batch take part, whatever the schedule. A row is the gradient of the head's weighted
         mean loss; a balancer of the trainer is not applied.
 
         Args:
             batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
-            at: `"representation"`: the gradients with respect to each floating-point leaf of the representation, with the
-                leaf's shape, `[batch, ...]`, and for complex numbers another axis of real and imaginary parts; on several
-                replicas, of the replica's own examples. `"parameters"`: those with respect to each trainable variable of
+            at: `"representation"`: the gradients with respect to the floating-point leaves of the representation, with the
+                leaves' shapes, `[batch, ...]`, and for complex numbers another axis of real and imaginary parts; on several
+                replicas, of the replica's own examples. `"parameters"`: those with respect to the trainable variables of
                 the encoder, over all replicas.
 
         Returns:
@@ -683,7 +683,7 @@ class MultiHeadTrainer(KerasTrainer):
     ) -> Diagnosis:
         """Measures the heads' gradients without training, and suggests what to change.
 
-        Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, for each
+        Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, batch by
         batch, in training mode, for all heads regardless of the schedule, and before balancing. Variables and metrics do
         not change. A `target_scaling` that no `fit` has learned yet is that of the labels in these batches.
 

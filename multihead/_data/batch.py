@@ -108,7 +108,7 @@ def batch_size(nest: Nested) -> tf.Tensor:
 
 
 def check_rows(batch: Batch, num_micro_batches: int = 1) -> Batch:
-    """A batch whose targets and weights have a row for each example, and its inputs, too, if micro-batches split them.
+    """A batch whose targets and weights have one row per example, and its inputs, too, if micro-batches split them.
 
     A `ValueError` if they are known to have others. Of micro-batches, what only a graph can know is compared there.
     """
@@ -132,10 +132,10 @@ def check_rows(batch: Batch, num_micro_batches: int = 1) -> Batch:
 
 
 def _other_rows(name: str, first: str, number: int, rows: Tensor, expected: Tensor) -> list[str | tf.Tensor]:
-    rule, remedy = f"`{name}` must have one row for each example", "Pass arrays of the same length."
+    rule, remedy = f"`{name}` must have one row per example", "Pass arrays of the same length."
     if number > 1:
         rule += f", since micro_batches={number} splits every input, target and weight by rows"
-        remedy += " What belongs to all examples: repeat it for each, keep it in a layer, or pass micro_batches=1."
+        remedy += " What belongs to all examples: repeat it per example, keep it in a layer, or pass micro_batches=1."
     return [f"{rule}. Received: ", rows, " for ", expected, f" in `{first}`. {remedy}"]
 
 
@@ -195,7 +195,7 @@ def _with_shape(spec: tf.TypeSpec, shape: Shape) -> tf.TypeSpec:
 
 
 def merged_spec(spec: Nested, *others: Nested) -> Nested:
-    """A spec with each size open in which those of others differ; others of another kind or rank do not count."""
+    """A spec with all sizes open in which those of others differ; others of another kind or rank do not count."""
     for other in others:
         if type(other) is type(spec) and spec is not None and spec.shape.rank and spec.shape.rank == other.shape.rank:
             spec = _with_shape(spec, [size if size == seen else None for size, seen in zip(spec.shape, other.shape)])
@@ -203,7 +203,7 @@ def merged_spec(spec: Nested, *others: Nested) -> Nested:
 
 
 def widened(specs: Batch, others: Batch) -> Batch:
-    """The specs of batches, with each size open in which those of others differ; what the others lack stays as it is."""
+    """The specs of batches, with all sizes open in which those of others differ; what the others lack stays as it is."""
 
     def wide(specs: Nested, others: Nested) -> Nested:
         own, other = tf.nest.flatten(specs), tf.nest.flatten(others)

@@ -208,7 +208,7 @@ def in_windows(
 
 
 def _of_replicas(windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """One element per window and replica of this worker, each with the replica's part of every batch."""
+    """One element per window and replica of this worker, with the replica's part of every batch."""
     num_replicas = context.num_replicas_in_sync
     here = num_replicas // context.num_input_pipelines
     mine = [context.input_pipeline_id * here + i for i in range(here)]

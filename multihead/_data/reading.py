@@ -162,7 +162,7 @@ def _named_arrays(
         if isinstance(array, (tuple, dict)):
             raise TypeError(
                 f"`{argument}[{head!r}]` must be one array. Received: a {type(value).__name__} of {len(array)}. Add a head "
-                "for each of them, or stack them."
+                "per array, or stack them."
             )
         arrays[head] = array
     return arrays
@@ -183,7 +183,7 @@ def _check_lengths(named: Mapping[str, Nested]) -> None:
     if len(lengths) > 1:
         received = ", ".join(f"{length} in `{name}`" for length, name in lengths.items())
         raise ValueError(
-            "`x`, `y` and `sample_weight` must have one row for each example. "
+            "`x`, `y` and `sample_weight` must have one row per example. "
             f"Received: rows {received}. Pass arrays of the same length."
         )
 
@@ -192,8 +192,8 @@ def _check_lengths(named: Mapping[str, Nested]) -> None:
 _LOOKED_AT = 64
 
 _ONE_BY_ONE = (
-    "Convert them where they are made, or loop over the batches with `train_on_batch` (`test_on_batch`), which takes each "
-    "as it is."
+    "Convert them where they are made, or loop over the batches with `train_on_batch` (`test_on_batch`), which takes them "
+    "as they are."
 )
 
 
@@ -205,7 +205,7 @@ def check_batched(nest: Nested, received: str, argument: str = "`x`") -> None:
     if any(not shape.rank for shape in shapes) or len(sizes) > 1:
         listed, remedy = ", ".join(dict.fromkeys(map(str, shapes))), ""
         if any(not shape.rank for shape in shapes) and any(shape.rank for shape in shapes):
-            remedy = " In batches, repeat a scalar for each example: `tf.fill(tf.shape(other_tensor)[:1], scalar)`."
+            remedy = " In batches, repeat a scalar per example: `tf.fill(tf.shape(other_tensor)[:1], scalar)`."
         raise ValueError(
             f"{argument} must yield batches: tensors whose first axis is that of the examples. "
             f"Received: {received} tensors of shapes {listed}. For a dataset of single examples, call `.batch(32)` on it."
@@ -240,7 +240,7 @@ class _BatchNormalizer:
         self.specs = Batch(tf.nest.map_structure(self._merged, *inputs), targets, weights)
 
     def _merged_by_head(self, parts: Sequence[Mapping[str, Nested]]) -> dict[str, Nested]:
-        """For each head that some batches have, the spec that fits all of them."""
+        """By head, the spec that fits all batches that have the head."""
         by_head = {name: [part[name] for part in parts if name in part] for name in self._head_names}
         return {name: self._merged(*specs) for name, specs in by_head.items() if specs}
 

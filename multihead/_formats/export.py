@@ -137,7 +137,7 @@ def export_heads(
     layers = [layer for part in parts for layer in all_layers(part) if hasattr(layer, "use_cudnn")]
     with temporarily("use_cudnn", [(layer, False) for layer in layers]):  # GPU kernels would not run on a CPU
         signature = graph_function(answer).get_concrete_function(**named)
-    # A plain module: if it contained layers, Keras 2 would trace each of them again and write data that only Keras reads.
+    # A plain module: if it contained layers, Keras 2 would trace them again and write data that only Keras reads.
     exported = tf.Module()
     exported.holds = [*signature.variables, *_tables(signature, parts)]
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
@@ -159,7 +159,7 @@ def _with_dtypes_of(encoder: Layer, specs: Nested) -> Nested:
 
 
 def _steps(argument: str, steps: Step | Mapping[str, Step], heads: Sequence[str]) -> dict[str, Step]:
-    """For each head a function or None, from a function for a single head or a dict by head name."""
+    """By head, a function or None, from a function for a single head or a dict by head name."""
     if isinstance(steps, Mapping):
         check_head_names(argument, steps, heads)
     elif steps is not None and len(heads) > 1:

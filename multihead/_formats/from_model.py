@@ -92,7 +92,7 @@ def _outputs_of(model: Layer) -> dict[str, Tensor]:
         raise ValueError(
             f"`model` must be a functional model, `keras.Model(inputs, outputs)`, whose graph of layers can be taken apart. "
             f"Received: {name}, which has code of its own. Write `MultiHeadTrainer(encoder)` with the part that all outputs "
-            "share, and `add_head(name, module, loss)` for each of the others."
+            "share, and `add_head(name, module, loss)` once per output."
         )
     lost = [layer.name for layer in model.layers if type(layer).__name__ in ("AddLoss", "AddMetric")]
     if lost or losses_beside_layers(model):
@@ -148,12 +148,12 @@ def _check_called_again(
             found.append((node, effect, dependent))
     if found:
         wanted = [*map(node_of, named), *(node for node, _, _ in found)]
-        others = [{id(each) for each in nodes_in_order(outputs_of(node))} - {id(node)} for node in wanted]
+        others = [{id(earlier) for earlier in nodes_in_order(outputs_of(node))} - {id(node)} for node in wanted]
         last = [layer_of(node).name for node in wanted if not any(id(node) in before for before in others)]
         node, effect, dependent = found[0]
         raise ValueError(
             "`representation` must lie behind layers that several outputs depend on and that add a loss, have a state or "
-            "draw random numbers, since each head calls what lies behind it. Received: "
+            "draw random numbers, since all heads call what lies behind it. Received: "
             f"representation={names!r}, before layer {layer_of(node).name!r} of {quoted(dependent)}, which {effect}. Pass "
             f"`representation={list(dict.fromkeys(last))!r}`, or leave it out: heads then begin where the outputs part."
         )
@@ -276,7 +276,7 @@ def _unshared(metric: Metric, output: str, taken: Collection[str]) -> Metric:
 
 
 def _by_output(model: Layer, argument: str, value: Any, *, for_all: bool) -> list[Any]:
-    """An argument of `compile` for each output of a model, in the order of `tf.nest.flatten`; None for an output without it.
+    """An argument of `compile` by output of a model, in the order of `tf.nest.flatten`; None for an output without it.
 
     The argument is a dict by name, or by key, of an output; a list; or one value, which may be `for_all` outputs.
     """

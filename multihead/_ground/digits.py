@@ -12,12 +12,12 @@ _LOST = 0.01
 class Digits:
     """What rounding takes from targets that are seen batch by batch: one batch may hold only labels that are close.
 
-    `problem` is the message of an error; empty if the numbers of each column differ as before.
+    `problem` is the message of an error; empty if the numbers of all columns differ as before.
     """
 
     def __init__(self, argument: str) -> None:
         self._argument, self.problem = argument, ""  # the name of the targets, for the message
-        self._extremes: np.ndarray | None = None  # the lowest and the highest number of each column so far
+        self._extremes: np.ndarray | None = None  # the lowest and the highest numbers of the columns so far
 
     def add(self, given: np.ndarray) -> None:
         """Looks at further targets, `[batch, ...]`, together with the extremes of those before."""

@@ -67,7 +67,7 @@ def build(trainer: Trainer, state: TrainerState, specs: Batch | None = None, exa
         before = state.shapes, state.built
         try:
             _create(trainer, state, wider, examples)
-        except ValueError:  # modules that need known sizes; each batch is checked, and built for, by itself
+        except ValueError:  # modules that need known sizes; batches are checked, and built for, one by one
             state.shapes, state.built = before
 
 
@@ -103,7 +103,7 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
         return replace(earlier, spec=UpdateSpec(network, methods, earlier.spec.running))
     _warn_of_reads(network, are_balanced=methods.balancer is not None and not methods.backward.at_parameters)
     built = build_optimizer(state.setup.optimizer, network.variables.all)
-    slots = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
+    slots = [[tensor_variable(slot) for slot in slots_of_one] for slots_of_one in built]
     enabled = first_replica_variable(tf.constant([float(head.name not in state.idle) for head in network.heads]))
     faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
@@ -114,7 +114,7 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
 
 
 def check_switches(trainer: Trainer, state: TrainerState) -> None:
-    """As `check_trained`, in a fraction of its time, before each update of a custom loop."""
+    """As `check_trained`, in a fraction of its time, before every update of a custom loop."""
     built = state.built
     same_optimizer = trainer.optimizer is state.setup.optimizer
     if not same_optimizer or (built is not None and any(part.trainable != was for part, was in built.switches)):

@@ -51,7 +51,7 @@ class ComputedGradients(list[tuple[Gradient, Variable]]):
 
     @property
     def losses(self) -> dict[str, tf.Tensor]:
-        """The mean loss of each head over its labels in the batch and on all replicas, by name, without its weight.
+        """The heads' mean losses over their labels in the batch and on all replicas, by name, without the heads' weights.
 
         Float32 scalars; NaN for a head that is idle.
         """
@@ -134,7 +134,7 @@ def at_step(trainer: KerasTrainer, state: TrainerState) -> Iterator[UpdateSpec]:
         start, end = spec.running.periods[stage].start, following[0].start
         message = (
             f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
-            "Pass `trainer.stage` to it as an argument, so that it is traced again for each period"
+            "Pass `trainer.stage` to it as an argument, so that it is traced again in every period"
         )
         checks = [tf.debugging.assert_less(trainer.update_count, tf.constant(end, tf.int64), message=message)]
     with tf.control_dependencies(checks):

@@ -47,9 +47,9 @@ from multihead.weighting import Weighting
 class KerasTrainer(KerasHooks):
     """What a trainer overrides of `keras.Model`, whose loops, callbacks, `tf.distribute` and saving stay Keras's own.
 
-    - Attributes: Keras saves what is an attribute, so the encoder, the methods and each head's module are. Everything else
+    - Attributes: Keras saves what is an attribute, so the encoder, the methods and the heads' modules are. Everything else
       is in `_state`, into which Keras does not look.
-    - Steps: a step of training is one update, of one batch or several, and is traced once for each plan.
+    - Steps: a step of training is one update, of one batch or several, and is traced once per plan.
     - Predictions: those of every head by name, from one pass through the encoder.
     - Metrics and logs: they are those of the heads and of the update, which `compile` of Keras does not know.
     - Saving: Keras finds neither the heads' options, nor variables of a `tf.Module`, nor the options of `compile`; and it
@@ -70,7 +70,7 @@ class KerasTrainer(KerasHooks):
 
     def __init__(self, encoder: Callable[[Nested], Nested], name: str | None) -> None:
         super().__init__(name=name, autocast=False)  # the modules cast their inputs, each by its own dtype policy
-        # What Keras saves: the encoder, the methods, the weights of heads, and each head's module by the head's name.
+        # What Keras saves: the encoder, the methods, the weights of heads, and the heads' modules by the heads' names.
         self.encoder = encoder
         self.weighting: Weighting | None = None
         self.balancer: Balancer | None = None
@@ -165,7 +165,7 @@ class KerasTrainer(KerasHooks):
         return over_replicas(lambda: logs.evaluation_logs(list(batch.targets)))
 
     def make_train_function(self, force: bool = False) -> TrainFunction:
-        """Makes the function that Keras calls for each step."""
+        """Makes the function that Keras calls per step."""
         if self.train_function is None or force:
             self._state.require_options("fit")
             self.train_function = TrainFunction(self, self._state, "train_function", super().make_train_function)
@@ -173,14 +173,14 @@ class KerasTrainer(KerasHooks):
         return function
 
     def make_test_function(self, force: bool = False) -> StepFunction:
-        """Makes the function that Keras calls for each step of an evaluation."""
+        """Makes the function that Keras calls per step of an evaluation."""
         if self.test_function is None or force:
             self.test_function = StepFunction(self, self._state, "test_function", super().make_test_function)
         function: StepFunction = self.test_function
         return function
 
     def make_predict_function(self, force: bool = False) -> Function:
-        """Makes the function that Keras calls for each step of `predict`."""
+        """Makes the function that Keras calls per step of `predict`."""
         if self.predict_function is None or force:
             super().make_predict_function(force)
             omit_retracing_warning(self.predict_function)
@@ -288,7 +288,7 @@ class KerasTrainer(KerasHooks):
     ) -> None:
         """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.
 
-        `print_fn` is called with each line. If any other argument is given, Keras's own summary follows.
+        `print_fn` is called line by line. If any other argument is given, Keras's own summary follows.
         """
         print_summary(self, print if print_fn is None else print_fn)
         if expand_nested or show_trainable or any(option is not None for option in (positions, layer_range, line_length)):

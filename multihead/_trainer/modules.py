@@ -36,7 +36,7 @@ class Shapes:
     """What is known from the data so far; `compile` keeps it."""
 
     specs: Batch | None = None  # of a batch, with open batch size; None before any data
-    predictions: Mapping[str, Predictions] = field(default_factory=dict)  # what each built head predicts, by name
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)  # what the built heads predict, by name
     num_leaves: int = 0  # of the representation, with floating-point numbers
 
     def have(self, heads: Sequence[NamedHead], specs: Batch) -> bool:
@@ -164,7 +164,7 @@ def trace_predictions(
     predictions = {}
     for head in (head for head in heads if head.name in shapes.predictions):
         shown = shapes.predictions[head.name]
-        is_open = sizes | num_rows if head.loss.couples_rows else sizes  # there may be a prediction for each pair of rows
+        is_open = sizes | num_rows if head.loss.couples_rows else sizes  # there may be a prediction per pair of rows
         shape = [None if i == 0 or size in is_open else size for i, size in enumerate(shown.spec.shape)]
         predictions[head.name] = shown._replace(spec=tf.TensorSpec(shape, shown.spec.dtype))
     return replace(shapes, predictions=predictions)
@@ -222,7 +222,7 @@ def _form_of(mask: tf.Tensor | None, created: Sequence[tf.Variable] = ()) -> Mas
 
 
 def leaves_with_rows(encoder: Layer, inputs: Nested) -> tuple[bool, ...] | None:
-    """For each leaf of the representation, whether it has a row for each example; None if a trace does not tell.
+    """By leaf of the representation, whether it has one row per example; None if a trace does not tell.
 
     Prototypes, for one, belong to no example, and may be as many as the examples of a batch. Only the first axis of what
     does belong to examples is open where the batch size is.
@@ -293,7 +293,7 @@ def _trace_head(
     if not isinstance(predictions, tf.Tensor):
         raise ValueError(
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
-            f"Received: {described(predictions)}. Give one of them, or add one head for each."
+            f"Received: {described(predictions)}. Give one of them, or add one head per tensor."
         )
     if find_leaves and len(leaves) > 1 and head.trains_encoder:
         ones = [tf.ones_like(predictions)]
@@ -365,6 +365,6 @@ def read_by_loss(
 
 
 def handles(variable: Variable) -> set[int]:
-    """What identifies a variable, on each device that has a copy of it."""
+    """What identifies a variable, on all devices that have a copy of it."""
     copies = variable.values if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
     return {id(copy.handle) for copy in copies if hasattr(copy, "handle")}

@@ -132,7 +132,7 @@ class CompileOptions:
         if self.balance_at == "representation" and (parts > 1 or num_replicas > 1):
             raise ValueError(
                 f"`balance_at` must be 'parameters' for {name} with several micro-batches, batches or replicas: it needs "
-                "the gradients themselves, and at the representation each micro-batch has only its own. Received: "
+                "the gradients themselves, and at the representation a micro-batch has only its own. Received: "
                 f"balance_at='representation' with {parts} micro-batches and {num_replicas} replicas. Change "
                 "it, or use one batch without micro-batches, on one replica."
             )
@@ -175,7 +175,7 @@ def check_compile(
     if not heads:
         raise ValueError(
             "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first; for "
-            "`from_model(model)`, call `model.compile` with a loss for each output before."
+            "`from_model(model)`, call `model.compile` with one loss per output before."
         )
     num_replicas = strategy.num_replicas_in_sync
     optimizer = check_optimizer(optimizer, num_replicas)
@@ -190,21 +190,21 @@ def check_compile(
             raise ValueError(
                 f"`{name}` must not split the batches of head {quoted(coupled)}, whose rows are compared with each other "
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
-                "`gradient_accumulation_steps`, which compares the rows of each batch."
+                "`gradient_accumulation_steps`, which compares the rows of a batch."
             )
         if undeclared and number > 1:
             raise ValueError(
                 f"`couples_rows` of head {quoted(undeclared)} must be set where `{name}` splits a batch: its loss is none "
                 f"of Keras's and may compare rows. Received: couples_rows=None with {number} parts. Pass "
-                "`couples_rows=False` to `add_head` if each of its values depends on its own labels alone. "
+                "`couples_rows=False` to `add_head` if its values depend on their own labels alone. "
                 f"Otherwise: {remedy[0].lower()}{remedy[1:]}."
             )
     if undeclared and checked.jit_compile is True:
         raise ValueError(
             f"`couples_rows` of head {quoted(undeclared)} must be set with `jit_compile`: its loss is none of Keras's and "
             "gets the rows that have a label, which XLA cannot select. Received: couples_rows=None with jit_compile=True. "
-            "Pass `couples_rows=False` to `add_head` if each of its values depends on the label and the predictions at its "
-            "own place alone, or omit `jit_compile`."
+            "Pass `couples_rows=False` to `add_head` if its values depend on the labels and the predictions at their "
+            "own places alone, or omit `jit_compile`."
         )
     for name, default in (("balance_at", "representation"), ("balance_every", 1)):
         if checked.balancer is None and (value := getattr(checked, name)) != default:
@@ -305,7 +305,7 @@ def check_trainer(kind: type, base: type) -> None:
     """Checks that a subclass of the trainer overrides only methods that are called."""
     for name in overridden(kind, _NOT_CALLED_BY_FIT, base):
         raise ValueError(
-            f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do not "
+            f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and the heads by themselves, and do not "
             f"call it. Received: {kind.__name__}, which overrides it. Instead, pass losses and metrics of your own to "
             "`add_head`, change the encoder or a head's module, or override `train_step`, `test_step` or `predict_step`."
         )

@@ -73,7 +73,7 @@ class Checked(NamedTuple):
     def for_loop(self, run: object | None) -> Data:
         """The data as Keras's loop reads them for validation: a generator, and during a run all of Python, is a dataset.
 
-        Keras 3 reads a generator ahead in a thread, and validates on other batches in each run of a program.
+        Keras 3 reads a generator ahead in a thread, and validates on different batches in different runs of a program.
         """
         if self.data.batches is None or (run is None and self.data.length is not None):
             return self.data

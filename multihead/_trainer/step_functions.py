@@ -1,4 +1,4 @@
-"""The functions that Keras calls for each step of training and evaluation: one trace for each plan."""
+"""The functions that Keras calls for the steps of training and evaluation: one trace per plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Step = Callable[[Iterator[Nested]], Logs]
 
 
 class StepFunction:
-    """A step of Keras, with one traced function for each plan.
+    """A step of Keras, with one traced function per plan.
 
     `make` is the method of Keras that makes one and sets it as the `attribute` of the trainer; `plan` is the current plan.
     """
@@ -63,7 +63,7 @@ class StepFunction:
 
 
 class TrainFunction(StepFunction):
-    """A training step, traced once for each period between changes of what is frozen.
+    """A training step, traced once per period between changes of what is frozen.
 
     An error of an update that is not finite says where it comes from.
     """

@@ -1,4 +1,4 @@
-"""`HeadEarlyStopping`: each head's best epoch, stopping and selecting by the heads' own metrics."""
+"""`HeadEarlyStopping`: the heads' best epochs, stopping and selecting by the heads' own metrics."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from multihead.heads._named import NamedHead
 class HeadEarlyStopping(keras.callbacks.Callback):
     """Makes heads idle that stop improving, ends training when none improves, and selects the best epoch by one score.
 
-    The options are those of Keras's `EarlyStopping`, applied to each head separately: with a single head, both callbacks
+    The options are those of Keras's `EarlyStopping`, applied to the heads separately: with a single head, both callbacks
     stop after the same epoch and restore the same weights. A head that has not improved for `patience` epochs is idle from
     then on: it does not change, while the encoder and the other heads are trained. When all heads are idle, training stops.
 
-    The callback adds one number to the logs of each epoch, `val_score`, or `score` if it monitors training metrics only.
+    The callback adds one number to the logs of every epoch, `val_score`, or `score` if it monitors training metrics only.
     Higher is better. With `M_k` the monitored metric of head `k`, and `s_k` 1 if it is better when higher and -1 if lower,
     it is the mean `1/K sum_k s_k M_k` or, with the values `B_k` of single-task models, the mean relative gain
     `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` (0.05 is 5%). Callbacks that come later in the list can monitor it.
@@ -37,7 +37,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     keeps its last metric. In an epoch in which any other metric is NaN, the score is NaN, and the epoch is not selected.
 
     Args:
-        monitor: The name in the logs of each head's metric, by head name. Heads that are not named are trained to the end
+        monitor: The names in the logs of the heads' metrics, by head name. Heads that are not named are trained to the end
             and do not count. None: `val_{head}_loss` of all heads.
         min_delta: The smallest change that counts as an improvement; a number, or numbers by head name.
         patience: The number of epochs without an improvement after which a head is idle.
@@ -50,8 +50,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         single_task: The metrics of single-task models, by head name, for `delta_m`.
 
     Attributes:
-        best: The best metric of each head that has had one.
-        best_epoch: The epoch of each head's best metric.
+        best: The best metrics of the heads that have had one.
+        best_epoch: The epochs of the heads' best metrics.
         best_score: The best score; None if there was none.
         best_score_epoch: The epoch of the best score.
         idle_heads: The heads that are idle.
@@ -114,8 +114,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self.best_score_epoch: int | None = None
         self.idle_heads: list[str] = []
         self.stopped_epoch = 0
-        self._waits: dict[str, int] = {}  # the number of epochs since each head's best
-        self._last: dict[str, float] = {}  # the last metric, other than NaN, of each head that has had one
+        self._waits: dict[str, int] = {}  # the number of epochs since a head's best
+        self._last: dict[str, float] = {}  # the last metrics, other than NaN, of the heads that have had one
         self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, for None, of the score
 
     def restore(self, head: str | None = None) -> None:

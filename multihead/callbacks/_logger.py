@@ -116,7 +116,7 @@ class UpdateLogger(PerUpdate):
     A line has `step`, the number of updates applied so far, including this one; `epoch`; `applied`; and the statistics of
     `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the norm of
     an idle head. An update that was skipped has `"applied": false` and the step that it would have reached. After
-    each epoch with validation, a line with the `val_...` metrics follows.
+    an epoch with validation, a line with the `val_...` metrics follows.
 
     Every line is written immediately, so that a crash loses none. A run that continues from a `Checkpoint` truncates the
     file to its length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint,
@@ -175,7 +175,7 @@ class UpdateLogger(PerUpdate):
             os.replace(self.path, earlier)
             warnings.warn(
                 f"`path` must have no lines of updates after number {self._step}, where this run begins. Received: "
-                f"{self.path}. It is called {earlier.name} from now on. Choose another file for each run.",
+                f"{self.path}. It is called {earlier.name} from now on. Choose a file of its own for every run.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -219,8 +219,8 @@ class HeadTensorBoard(PerUpdate):
     """Shows the statistics of updates in TensorBoard during training, grouped by head.
 
     Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for statistics that
-    belong to no head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean
-    cosines between the heads' gradients so far, and of each with the update; the image needs `telemetry="full"` and
+    belong to no head; their step is the number of updates. At the end of every epoch an image, `cosines`, shows the mean
+    cosines so far of the heads' gradients with one another and with the update; the image needs `telemetry="full"` and
     matplotlib. Keras's own `TensorBoard` can be used as well, with the same folder.
 
     Args:

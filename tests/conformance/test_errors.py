@@ -103,7 +103,7 @@ ERRORS = [
     (lambda: fit(made(), validation_data=DATASET.take(0)), "In `validation_data`: `x` must yield at least one batch"),
     (
         lambda: weight_set("b", 0.0).compute_gradients((X, {"a": Y["a"], "b": Y["b"][:5]})),
-        "one row for each example. Received: 5 for 8 in `inputs`",
+        "one row per example. Received: 5 for 8 in `inputs`",
     ),
     (lambda: compute(weights={"a": -np.ones(8)}), r"`sample_weights\['a'\]` must be finite and at least 0"),
     # What cannot be trained

@@ -158,7 +158,7 @@ def test_a_representation_that_is_not_dense_is_refused(kind):
 
 @pytest.mark.parametrize("output", [{"x": 0}, (0, 0)], ids=["dict", "tuple"])
 def test_predictions_that_are_no_tensor_are_refused(output):
-    with pytest.raises(ValueError, match="The module of head 'a' must give one tensor.*add one head for each"):
+    with pytest.raises(ValueError, match="The module of head 'a' must give one tensor.*add one head per tensor"):
         one_head(lambda representation: tf.nest.map_structure(lambda _: representation, output))
 
 

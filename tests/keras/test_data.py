@@ -348,7 +348,7 @@ ERRORS = [
     (lambda: (X, None), {}, r"`y` must be given if `x` are arrays.*type ndarray"),
     (lambda: (X, Y), {}, r"`targets` must be a dict by head name.*Received: a ndarray"),
     (lambda: (dataset(X, Y), None), {}, r"Received: one tensor of shape \(None, 1\)"),
-    (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row for each example.*10 in `x`, 7 in `y\['b'\]`"),
+    (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row per example.*10 in `x`, 7 in `y\['b'\]`"),
     (lambda: (X, BOTH), {"sample_weight": {"a": W[:3]}}, r"10 in `x`, 3 in `sample_weight\['a'\]`"),
     (lambda: (X, BOTH), {"sample_weight": {"c": W}}, r"`sample_weights` must name only heads: 'c' is not a head"),
     (
@@ -376,7 +376,7 @@ ERRORS = [
     ],
     (lambda: (np.zeros(10, "M8[s]"), BOTH), {}, r"`x` must be numbers, or strings. Received: a ndarray of dtype datetime64"),
     (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
-    (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2"),
+    (lambda: (X, {"a": Y, "b": [Y, Y]}), {}, r"`y\['b'\]` must be one array. Received: a list of 2.* Add a head per array"),
     (lambda: ({"x": object()}, BOTH), {}, r"`x\['x'\]` must be an array.*Received: a object"),
     (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: x of type generator"),
     (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),

@@ -74,7 +74,7 @@ PARTS = {
 def test_other_numbers_of_rows_are_refused(part, is_known, options):
     kind, name = PARTS[part]
     data = batch(kind, **{part.partition(",")[0]: 5})
-    expected = rf"^`{re.escape(name)}` must have one row for each example.* Received: 5 for {ROWS} in `inputs\['x'\]`. Pass "
+    expected = rf"^`{re.escape(name)}` must have one row per example.* Received: 5 for {ROWS} in `inputs\['x'\]`. Pass "
     if part.startswith("other"):  # labels are checked however the batch is trained
         expected = expected.replace("example.*", "example, since micro_batches=2 splits .* by rows.")
     with pytest.raises(ValueError, match=expected):
