@@ -15,7 +15,7 @@ GROUND = ("keras.py", "calls.py", "layers.py", "optimizers.py")
 """The files of `multihead/_ground/` that may use private names of Keras."""
 
 OF_TENSORFLOW = set(
-    "_get_control_flow_context _in_multi_worker_mode _inputs _noinline _read_only_resource_inputs _seed _value_specs "
+    "_get_control_flow_context _get_function _in_multi_worker_mode _inputs _noinline _read_only_resource_inputs _seed _value_specs "
     "_watched_variables".split()
 )
 """Private names of TensorFlow, which may be used in other files, too."""
