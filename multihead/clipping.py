@@ -78,7 +78,7 @@ class ByValue(Clipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByNorm(Clipping):
-    """Limits the norms of the variables' gradients: `g * limit / max(limit, |g|)`. Keeps the gradients' directions.
+    """Limits the norm of every variable's gradient: `g * limit / max(limit, |g|)`. Keeps its direction.
 
     Example:
         >>> ByNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
@@ -91,7 +91,7 @@ class ByNorm(Clipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByAverageNorm(Clipping):
-    """Limits the gradients' norms per element: `g * limit / max(limit, |g| / n)`, with `n` the number of elements.
+    """Limits the norm per element of every variable's gradient: `g * limit / max(limit, |g| / n)`, with `n` elements.
 
     The limit on the norm thus grows with the size of the variable. For an `IndexedSlices`, `n` is the size of the whole
     variable.

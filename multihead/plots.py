@@ -172,7 +172,7 @@ def front(comparison: Comparison) -> Figure:
     the order of `variants`; other rules are single points, and the single-task models are the star whose dotted lines are
     the corner to reach. Variants at equal cost are hollow, and an arrow leads to them from the same variant in as many
     updates. Bars are standard deviations over seeds. With more heads, a variant is a line over the heads: its relative
-    changes against the heads alone.
+    change against every head alone.
 
     Args:
         comparison: A `multihead.comparison.Comparison`: what `compare` has returned, or `multihead.comparison.read(file)`.

@@ -27,7 +27,7 @@ _ON_RESOURCES = (
     "ResourceScatterUpdate"
 ).split()
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-_SIZED_BY_VALUES = ("Where", "Unique", "ListDiff", "NonMaxSuppression")
+_SIZED_BY_VALUES = ("Where", "Unique", "ListDiff", "NonMaxSuppression", "Range", "PyFunc", "EagerPyFunc")
 _BODIES = {"PartitionedCall": ["f"], "If": ["then_branch", "else_branch"], "Case": ["branches"], "While": ["cond", "body"]}
 """The attributes of operations that call functions, by their kinds without "Stateful" and "Stateless"."""
 

@@ -150,7 +150,7 @@ def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], tf.Ten
 
 
 def own_losses(layer: Layer) -> dict[int, tuple[str, Callable[[], tf.Tensor]]]:
-    """The losses that were added to a layer itself as functions, on Keras 2, as in `losses_of_weights`; none for None."""
+    """The functions that a layer itself has as losses on Keras 2, as in `losses_of_weights`; for None, none."""
     return {} if KERAS_3 or layer is None else {id(loss): (layer.name, loss) for loss in layer._callable_losses}
 
 

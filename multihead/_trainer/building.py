@@ -108,7 +108,8 @@ def _built(trainer: Trainer, state: TrainerState, options: CompileOptions) -> Bu
     faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     periods = periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier)
     spec = UpdateSpec(network, methods, Running(slots, enabled, faults, options.check_labels, periods))
-    parts = [part for module in network.modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
+    modules = [*network.modules, *([] if options.weighting is None else [options.weighting])]
+    parts = [part for module in modules for part in (*all_layers(module), *getattr(module, "variables", ()))]
     switches = tuple((part, part.trainable) for part in parts if hasattr(part, "trainable"))
     return Built(spec, LogMetrics(spec, options.telemetry, options.updates_at_once), switches)
 

@@ -75,23 +75,28 @@ class Balancer(Method):
         """
         shapes = [tuple(shape) for shape in input_shape] if isinstance(input_shape[0], (tuple, list)) else [input_shape]
         num_heads, sizes = int(shapes[0][0]), tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
+        self._check_num_heads(num_heads)
+        if self.built and self.variables:
+            has_gradients = "gradients" in self.uses
+            if num_heads != self._built_heads or (has_gradients and sizes != self.sizes):
+                raise ValueError(
+                    f"`balancer` has state for {self._built_heads} heads and gradients of the sizes {list(self.sizes)}. "
+                    f"Received: {num_heads} heads and gradients of the sizes {list(sizes)}. Create a new one."
+                )
+            return
+        self.sizes, self._built_heads = sizes, num_heads
+        if self.built:
+            return
+        super().build((num_heads, None))
+        self._built_for.value = input_shape
+
+    def _check_num_heads(self, num_heads: int) -> None:
         if num_heads < 1 or (self.max_heads is not None and num_heads > self.max_heads):
             limit = "at least 1 head" if self.max_heads is None else f"1 to {self.max_heads} heads"
             raise ValueError(
                 f"`{type(self).__name__}` supports {limit}. Received: num_heads={num_heads}. "
                 "Merge some heads, or use a method without a limit, such as Sum or EqualNorms."
             )
-        is_other = num_heads != self._built_heads or ("gradients" in self.uses and sizes != self.sizes)
-        if self.built and self.variables and is_other:
-            raise ValueError(
-                f"`{type(self).__name__}` has state for {self._built_heads} heads and gradients of the sizes "
-                f"{list(self.sizes)}. Received: num_heads={num_heads}, sizes {list(sizes)}. Use one balancer per encoder, "
-                "always with the same heads; an idle head has a row of zeros."
-            )
-        self.sizes, self._built_heads = sizes, num_heads
-        if not self.built:
-            super().build((num_heads, None))
-            self._built_for.value = input_shape
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         """The coefficients of the rows in the update; called once per update, and may move the state.
@@ -181,7 +186,15 @@ class Balancer(Method):
                 "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
                 f"Received: shape {matrix.shape}. Flatten the heads' gradients and stack them."
             )
-        self.build(tuple(matrix.shape))
+        num_heads = int(matrix.shape[0])
+        self._check_num_heads(num_heads)
+        if not self.built:
+            self.build((num_heads, matrix.shape[1]))
+        if self.variables and num_heads != self._built_heads:
+            raise ValueError(
+                f"`{type(self).__name__}` has state for {self._built_heads} heads. Received: num_heads={num_heads}. "
+                "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
+            )
         check_finite_rows([matrix], self.head_names)
         return self.combine([matrix], **self.used(step=step, losses=losses))[0]
 
@@ -281,8 +294,9 @@ def balance(
         return results
     matrices = [matrix.values for matrix in rows.values()]
     check_finite_rows(matrices, chosen.head_names)
-    with tf.init_scope():
-        chosen.build([tuple(matrix.shape) for matrix in matrices])
+    if not chosen.built:
+        with tf.init_scope():
+            chosen.build([tuple(matrix.shape) for matrix in matrices])
     combined = chosen.combine(matrices, **chosen.used(step=step, losses=losses))
     for (index, matrix), update in zip(rows.items(), combined):
         like = next(row[index] for row in gradients if row[index] is not None)

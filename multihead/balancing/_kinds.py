@@ -12,7 +12,7 @@ from multihead._ground.calls import no_autograph
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
 from multihead._ground.types import Config, Shape, Tensor, Variable
-from multihead._ground.validation import check_between, check_head_names, quoted
+from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Observation
 from multihead.balancing._base import Balancer
 
@@ -36,8 +36,9 @@ class PreferenceBalancer(Balancer):
                 f"`preference` must map head names to numbers. Received: preference={preference!r}. Pass, for example, "
                 "{'price': 0.5}; a head that is missing has 1."
             )
-        numbers = {str(name): self._checked_number(f"preference[{name!r}]", n) for name, n in (preference or {}).items()}
-        self._preference = Untracked(None if preference is None else numbers)  # Keras would track a dict
+        self._check_numbers(preference or {})
+        numbers = None if preference is None else {str(name): float(number) for name, number in preference.items()}
+        self._preference = Untracked(numbers)  # Keras would track a dict
 
     @property
     def preference(self) -> dict[str, float] | None:
@@ -49,8 +50,12 @@ class PreferenceBalancer(Balancer):
         check_head_names("preference", self.preference or {}, head_names)
         self._numbers(len(head_names))
 
-    def _checked_number(self, argument: str, number: object) -> float:
-        return check_between(argument, number, 0, float("inf"), with_high=False)
+    def _check_numbers(self, preference: Mapping[str, float]) -> None:
+        if not all(is_number(number) and number >= 0 for number in preference.values()):
+            raise ValueError(
+                "`preference` must contain finite numbers of at least 0. "
+                f"Received: preference={preference!r}. Omit it to treat all heads equally."
+            )
 
     def _numbers(self, num_heads: int) -> list[float]:
         preference = self.preference

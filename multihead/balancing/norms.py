@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import where
-from multihead._ground.validation import check_between, check_choice, check_head_names
+from multihead._ground.validation import check_between, check_choice, check_head_names, is_number
 from multihead.balancing._base import Balancer
 from multihead.balancing._kinds import PreferenceBalancer, prepared, read_state, write_state
 from multihead.balancing._rows import unit_rows
@@ -107,8 +107,13 @@ class NormBudget(PreferenceBalancer):
 
     norms_only = True
 
-    def _checked_number(self, argument: str, number: object) -> float:
-        return check_between(argument, number, 0, 1, with_low=False)
+    def _check_numbers(self, preference: Mapping[str, float]) -> None:
+        for head, budget in preference.items():
+            if not is_number(budget) or not 0 < budget <= 1:
+                raise ValueError(
+                    f"`preference` of NormBudget must be above 0 and at most 1. Received: {budget!r} for head {head!r}. "
+                    "It is the largest allowed share of the update; to leave a head out, use a schedule."
+                )
 
     def _numbers(self, num_heads: int) -> list[float]:
         budgets = super()._numbers(num_heads)
@@ -307,6 +312,11 @@ class MetaBalance(Balancer):
     def rescale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rows, _, finite = prepared(gradients)
         length, mass = read_state(self.lengths), read_state(self.masses)
+        if len(rows) != length.shape[1]:
+            raise ValueError(
+                f"`gradients` must contain as many tensors as {type(self).__name__} was built for, {length.shape[1]}. "
+                f"Received: {len(rows)}. Build it with a list of shapes, one per gradient tensor."
+            )
         norms = tf.stack([tf.sqrt(tf.reduce_sum(matrix**2, axis=1)) for matrix in rows], axis=1)
         active = (norms > 0) & finite
         length = where(active, self.beta * length + (1.0 - self.beta) * norms, length)

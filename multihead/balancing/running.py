@@ -45,6 +45,13 @@ class RunningBalancer(Balancer):
         self.running = [self.add_state(f"running_{index}", (num_heads, size)) for index, size in enumerate(sizes)]
 
     def combine(self, gradients: Sequence[tf.Tensor], *_: Tensor, losses: Tensor = None) -> list[tf.Tensor]:
+        expected = [tuple(tensor_variable(variable).shape) for variable in self.running]
+        received = [tuple(rows.shape) for rows in gradients]
+        if expected != received:
+            raise ValueError(
+                f"`gradients` must have the shapes for which {type(self).__name__} was built, {expected}. "
+                f"Received: {received}. Use one balancer per encoder."
+            )
         rows, active, finite = prepared(gradients)
         tensor_variable(self.counts).assign_add(tf.cast(active, tf.int64))
         weights, new, tensors = self._weigh(

@@ -23,9 +23,9 @@ from multihead.heads._named import NamedHead
 class HeadEarlyStopping(keras.callbacks.Callback):
     """Makes heads idle that stop improving, ends training when none improves, and selects the best epoch by one score.
 
-    The options are those of Keras's `EarlyStopping`, applied to the heads separately: with a single head, both callbacks
-    stop after the same epoch and restore the same weights. A head that has not improved for `patience` epochs is idle from
-    then on: it does not change, while the encoder and the other heads are trained. When all heads are idle, training stops.
+    The options are those of Keras's `EarlyStopping`, by head: with a single head and without NaN, both stop after the same
+    epoch and, with a `min_delta` of 0, find the same best one. A head that has not improved for `patience` epochs is idle
+    from then on: it does not change, while the rest is trained. When all heads are idle, training stops.
 
     The callback adds one number to the logs of every epoch, `val_score`, or `score` if it monitors training metrics only.
     Higher is better. With `M_k` the monitored metric of head `k`, and `s_k` 1 if it is better when higher and -1 if lower,
@@ -119,9 +119,9 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, for None, of the score
 
     def restore(self, head: str | None = None) -> None:
-        """Sets the encoder and one head to their weights of the head's best epoch, for example to export them.
+        """Sets the encoder and one head, or all heads, to their weights of the best epoch, for example to export them.
 
-        The other heads keep their weights, which belong to another state of the encoder.
+        With one head, the others keep their weights, which belong to another state of the encoder.
 
         Args:
             head: The head's name. None: the encoder and all heads get their weights of the epoch with the best score.
@@ -130,9 +130,10 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             ValueError: No such weights were kept.
         """
         if head not in self._weights:
+            kept = quoted(name for name in self._weights if name is not None)
             raise ValueError(
-                f"`head` must be one with kept weights. Received: head={head!r}; there are weights of "
-                f"{quoted(self._weights)}. Pass one of these, with `restore_best_weights=True`."
+                f"`head` must be None or a head with kept weights. Received: head={head!r}; there are weights of {kept}. "
+                "To keep weights, pass `restore_best_weights=True`."
             )
         for variable, value in zip(_variables(self.model, head), self._weights[head], strict=True):
             variable.assign(value)
@@ -157,16 +158,15 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             raise ValueError(
                 "`validation_data` must be given if HeadEarlyStopping has no `monitor`. Received: neither. Pass one of them."
             )
-        for callback in others:
+        for place, callback in enumerate(others):
             if getattr(callback, "monitor", None) in ("val_score", "score"):
+                rule, name = f"`callbacks` that monitor {callback.monitor!r} must", type(callback).__name__
+                if place < list(others).index(self):
+                    raise ValueError(f"{rule} come after HeadEarlyStopping. Received: {name} before it. Move it.")
                 set_direction(callback, "max")
-                is_early = callback in others[: others.index(self)]
-                if is_early or getattr(callback, "mode", "max") == "min":
-                    received = f"{type(callback).__name__} {'before it' if is_early else 'for lower values'}"
-                    raise ValueError(
-                        f"`callbacks` that monitor {callback.monitor!r} must come after HeadEarlyStopping, for higher "
-                        f"values. Received: {received}. Move it, or pass `mode='max'`."
-                    )
+                better = getattr(callback, "monitor_op", None)
+                if getattr(callback, "mode", "max") == "min" or (callable(better) and better(0.0, 1.0)):
+                    raise ValueError(f"{rule} be for higher values. Received: {name} for lower ones. Pass `mode='max'`.")
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         logs = {} if logs is None else logs  # changed in place, for the callbacks that follow

@@ -111,8 +111,8 @@ def check_specs(spec: LabelSpec, targets: Tensor, predictions: tf.TensorSpec) ->
         values = "one value for all rows" if spec.loss.is_total else f"values of shape {shape[:rank]}"
         raise ValueError(
             f"`class_weight` of head {spec.name!r} needs a loss that gives one value per class number or row of classes. "
-            f"Received: {spec.loss.name!r}, with {values} for targets of shape {targets.shape}. Return more values, or "
-            "leave `class_weight` out."
+            f"Received: {spec.loss.name!r}, with {values} for targets of shape {targets.shape}. Return one value per "
+            "label, or leave `class_weight` out."
         )
     num_classes = shape[-1] if has_columns or over == CLASSES else None
     if spec.class_weight is not None and num_classes is not None and max(spec.class_weight) >= num_classes:

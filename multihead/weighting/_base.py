@@ -137,15 +137,19 @@ class Weighting(Method):
             ValueError: The losses are not a vector, or the weighting has state for another number of heads.
         """
         losses = tf.cast(tf.convert_to_tensor(losses), tf.float32)
-        number = None if losses.shape.rank != 1 else losses.shape[0]
-        if number is None or number != len(self.head_names or range(number)):
+        if losses.shape.rank != 1 or losses.shape[0] is None:
             raise ValueError(
-                "`losses` must have the shape [num_heads], with one loss per head, for the heads "
-                f"{quoted(self.head_names or ())}. Received: shape {losses.shape}. Use one weighting per set of heads."
+                "`losses` must have the shape [num_heads], with a known number of heads. "
+                f"Received: shape {losses.shape}. Stack one mean loss per head."
             )
         if self.head_names is None:
-            self.bind([str(k) for k in range(number)])
-        self.build((number,))
+            self.bind([str(k) for k in range(losses.shape[0])])
+        if len(self.head_names or ()) != losses.shape[0]:
+            raise ValueError(
+                f"`losses` must contain one loss for each of the heads {quoted(self.head_names or ())}. "
+                f"Received: {losses.shape[0]}. Use one weighting per set of heads."
+            )
+        self.build((losses.shape[0],))
         return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
 

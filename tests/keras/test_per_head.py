@@ -277,7 +277,7 @@ def test_each_heads_best_can_be_restored(fresh):
     for k, module in enumerate([model.encoder, *(head.module for head in model.heads.values())]):
         assert equal(tiny.values(module.variables), watch.weights[callback.best_score_epoch][k])
     with pytest.raises(
-        ValueError, match=r"`head` must be one with kept weights\. Received: head='prize'; .*'price', 'size'"
+        ValueError, match=r"`head` must be None or a head with kept weights\. Received: head='prize'; .*'price', 'size'"
     ):
         callback.restore("prize")
 
@@ -286,16 +286,23 @@ def test_each_heads_best_can_be_restored(fresh):
 def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, two):
     where = ("x.weights.h5",) if kind == "ModelCheckpoint" else ()
     early = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="max")
-    message = f"`callbacks` that monitor 'val_score' must come after HeadEarlyStopping, for higher values. Received: {kind}"
-    with pytest.raises(ValueError, match=f"{message} before it"):
+    rule = "`callbacks` that monitor 'val_score' must"
+    with pytest.raises(ValueError, match=f"{rule} come after HeadEarlyStopping. Received: {kind} before it"):
         fit(two, [early, HeadEarlyStopping()])
     for_lower = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="min")
     if KERAS_3 or kind == "ReduceLROnPlateau":
-        with pytest.raises(ValueError, match=f"{message} for lower values"):
+        with pytest.raises(ValueError, match=f"{rule} be for higher values. Received: {kind} for lower ones"):
             fit(two, [HeadEarlyStopping(), for_lower])
     else:  # Keras 2 does not keep the mode
         with pytest.warns(UserWarning, match=f"higher values of 'val_score' are better, and are for {kind}"):
             (first := HeadEarlyStopping()).check_fit([first, for_lower], validates=True)
+
+
+def test_a_callback_of_ones_own_that_takes_lower_for_better_is_refused(two):
+    own = keras.callbacks.Callback()
+    own.monitor, own.monitor_op = "val_score", np.less
+    with pytest.raises(ValueError, match="must be for higher values. Received: Callback for lower ones"):
+        fit(two, [HeadEarlyStopping(), own])
 
 
 WRONG = [

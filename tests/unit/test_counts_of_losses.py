@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -173,6 +174,9 @@ OF_PREDICTIONS = {
     "places": lambda y, p: pair(y, p, tf.shape(tf.where(p > 0))[0]),
     "ones of them": lambda y, p: pair(y, p, tf.reduce_sum(tf.ones_like(tf.boolean_mask(p, p > 0)))),
     "different": lambda y, p: pair(y, p, tf.size(tf.unique(tf.reshape(p, [-1])).y)),
+    "range": lambda y, p: pair(y, p, tf.size(tf.range(0.0, tf.reduce_sum(tf.abs(p))))),
+    "NumPy": lambda y, p: pair(y, p, tf.size(tf.numpy_function(lambda a: np.where(a > 0)[0], [p], tf.int64))),
+    "Python": lambda y, p: pair(y, p, tf.size(tf.py_function(lambda a: tf.where(a > 0), [p], tf.int64))),
     "first": first_of,
     "condition": lambda y, p: pair(y, p, tf.cond(tf.reduce_sum(p) > 0, lambda: 1.0, lambda: 2.0)),
     "branch": lambda y, p: pair(y, p, tf.cond(tf.reduce_sum(y) > 0, lambda: tf.reduce_sum(p), lambda: 2.0)),

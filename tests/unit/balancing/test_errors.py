@@ -18,9 +18,7 @@ NAMES = ["reply", "price"]
 )
 @pytest.mark.parametrize("numbers", [[1.0, -1.0], [float("nan"), 1.0], [float("inf"), 1.0], ["a", 1.0], [None, 1.0]])
 def test_preference_of_bad_numbers(method, numbers):
-    with pytest.raises(
-        ValueError, match=r"`preference\['\w+'\]` must be a finite number at least 0\. Received: preference.*"
-    ):
+    with pytest.raises(ValueError, match=r"`preference` must contain finite numbers of at least 0.*Received: preference=.*"):
         method(dict(zip(NAMES, numbers)))
 
 
@@ -48,7 +46,7 @@ def test_preference_of_other_heads():
 
 def test_the_preference_of_norm_budget():
     for budget in (0, -0.1, 1.1, "half", True):
-        with pytest.raises(ValueError, match=r"`preference\['price'\]` .* above 0 and at most 1\. Received: "):
+        with pytest.raises(ValueError, match=r"`preference` .* above 0 and at most 1\. Received: .* for head 'price'"):
             balancing.NormBudget({"price": budget})
     with pytest.raises(ValueError, match=r"`preference` of NormBudget must sum to at least 1.*which sums to 0\.7\."):
         balancing.NormBudget({"price": 0.3, "reply": 0.4}).bind(NAMES)
@@ -98,16 +96,14 @@ def test_running_gradients_are_for_parameters_of_known_number(method):
         method().build((2, None))
     balancer = method()
     balancer(ROWS)
-    with pytest.raises(ValueError, match=r"gradients of the sizes \[2\]\. Received: num_heads=2, sizes \[3\]\. Use one"):
+    with pytest.raises(ValueError, match=r"`gradients` must have the shapes .* \[\(2, 2\)\]\. Received: \[\(2, 3\)\]"):
         balancer(np.ones((2, 3)))
 
 
 def test_another_number_of_heads_than_the_state_was_made_for():
     for balancer in (balancing.GradVac(), balancing.MetaBalance()):
         balancer(np.eye(3))
-        with pytest.raises(
-            ValueError, match=r"has state for 3 heads .* Received: num_heads=2, sizes .* Use one balancer per"
-        ):
+        with pytest.raises(ValueError, match=r"has state for 3 heads\. Received: num_heads=2\. Use one balancer per"):
             balancer(ROWS)
     stateless = balancing.UPGrad()
     assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
