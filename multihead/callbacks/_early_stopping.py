@@ -133,7 +133,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             kept = quoted(name for name in self._weights if name is not None)
             raise ValueError(
                 f"`head` must be None or a head with kept weights. Received: head={head!r}; there are weights of {kept}. "
-                "To keep weights, pass `restore_best_weights=True`."
+                "Pass one of these, with `restore_best_weights=True`."
             )
         for variable, value in zip(_variables(self.model, head), self._weights[head], strict=True):
             variable.assign(value)

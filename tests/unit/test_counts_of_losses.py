@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import losses
+from tests.helpers.cases import quick
 
 SHAPES = {"fixed": [None, 4], "open": [None, None, 4]}
 NOT_OF_TARGETS = "must return a count that is a function of the targets.*depends on the values of predictions"
@@ -193,7 +194,7 @@ def rank(loss, form):
     return losses.get(loss).value_rank(*[tf.TensorSpec(SHAPES[form])] * 2)
 
 
-@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("form", quick(1, SHAPES))
 @pytest.mark.parametrize("name", OF_TARGETS)
 def test_a_count_of_targets_and_shapes_is_accepted(name, form):
     loss = losses.get(OF_TARGETS[name])
@@ -201,7 +202,7 @@ def test_a_count_of_targets_and_shapes_is_accepted(name, form):
     assert loss.has_count
 
 
-@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("form", quick(1, SHAPES))
 @pytest.mark.parametrize("name", OF_PREDICTIONS)
 def test_a_count_of_predictions_is_refused(name, form):
     with pytest.raises(ValueError, match=NOT_OF_TARGETS):
