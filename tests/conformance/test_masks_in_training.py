@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from multihead import MultiHeadTrainer
+from tests.helpers.cases import by_turns
 
 IDS = np.random.default_rng(0).integers(0, 3, (8, 5))
 X = np.random.default_rng(1).normal(size=(8, 5, 3)).astype("float32") * (IDS > 0)[..., None]
@@ -161,8 +162,7 @@ def fit(parts, x, **options):
     trainer.fit(x, {"a": Y}, verbose=0)
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize(("name", "eagerly"), by_turns(CHANGED))
 def test_a_mask_that_training_changes_is_an_error(name, eagerly):
     x = IDS if name == "words" else X
     first, *others = masks(CHANGED[name](), x)
@@ -181,8 +181,7 @@ def test_a_module_that_needs_a_step_is_looked_at_as_in_training():
         trainer.fit(X, {"a": Y}, verbose=0)
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(("name", "eagerly"), by_turns(KEPT))
 def test_other_masks_count_as_they_are(name, eagerly):
     x = IDS if name in ("ids", "beside dropout", "beside normalization", "both after dropout") else X
     first, *others = masks(KEPT[name](), x)

@@ -22,3 +22,9 @@ def quick(number, cases):
     """Parameters of a test: the first `number` cases are in every run, the others in the thorough one."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*each, marks=[pytest.mark.thorough] * (i >= number)) for i, each in enumerate(values)]
+
+
+def by_turns(names):
+    """Parameters `(name, eagerly)`: a name in a graph, the next one eagerly, and so on; the other way in the thorough run."""
+    cases = [(name, (k + turn) % 2 == 1) for turn in (0, 1) for k, name in enumerate(names)]
+    return quick(len(names), cases)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import Head, MultiHeadTrainer
-from tests.helpers.cases import quick
+from tests.helpers.cases import by_turns
 
 WORDS = "there is no such column"
 X = np.random.default_rng(0).normal(size=(8, 5, 3)).astype("float32")
@@ -116,10 +116,7 @@ def train(encoder, head, **options):
     trainer.fit(X, {"a": Y, "b": Y}, batch_size=4, verbose=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "run_eagerly"),
-    quick(len(CASES), [(name, (k + turn) % 2 == 1) for turn in (0, 1) for k, name in enumerate(CASES)]),
-)
+@pytest.mark.parametrize(("name", "run_eagerly"), by_turns(CASES))
 def test_it_is_told_at_the_first_batch(name, run_eagerly):
     with pytest.raises(Exception, match=WORDS):
         train(*CASES[name](), run_eagerly=run_eagerly)

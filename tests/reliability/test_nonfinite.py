@@ -185,7 +185,8 @@ def test_losses_count_while_loss_scaling_lowers_its_scale_as_in_keras():
         np.testing.assert_allclose(own, value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"micro_batches": 2}], ids=str)
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"jit_compile": True}], ids=str)
 def test_metrics_of_a_skipped_update_count_where_they_are_sound(options):
     """Of three batches, one has a label of `b` whose loss is infinite, and another a row of NaN without any label.
 

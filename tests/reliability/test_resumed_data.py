@@ -207,8 +207,8 @@ class Densified(keras.layers.Layer):
         return self.dense(tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x)
 
 
-@pytest.mark.first_cases(2)
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("steps", [2, 1])
 @pytest.mark.parametrize(("x", "shuffle"), [(X, True), (X, "batch"), (tf.sparse.from_dense(X), True)])
 def test_a_process_with_another_global_seed_goes_on_in_the_same_order(tmp_path, x, shuffle, steps):
     def trained(folder, seed, stop=None):

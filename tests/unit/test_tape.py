@@ -53,7 +53,7 @@ def built(*layers):
     return model, list(map(tensor_variable, model.trainable_variables))
 
 
-@pytest.mark.first_cases(9)
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("where", ("branch", "graph", "eager"))
 @pytest.mark.parametrize("name", LAYERS)
 def test_two_gradients_are_those_of_a_tape(name, where):
