@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -93,6 +93,9 @@ def _called(description: str, module: Layer, arguments: Nested) -> Nested:
                 f"{type(module).__name__}. Make it a `keras.Model(inputs, outputs)` or a `keras.layers.Layer`, or use "
                 f"`trainer.export(path)`. It says: {in_short(error)}"
             ) from error
+    names = sorted(graph[0]) if isinstance(graph[0], Mapping) else [tensor.name for tensor in tf.nest.flatten(graph[0])]
+    if isinstance(arguments, Mapping) and set(names) <= set(arguments):  # which Keras hands over by name
+        arguments = [arguments[name] for name in names]
     inputs, outputs = (tf.nest.flatten(nest) for nest in graph)
     tensors = {id(old): new for old, new in zip(inputs, tf.nest.flatten(arguments))}
     for node in nodes_in_order(outputs, inputs):

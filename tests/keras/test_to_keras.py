@@ -234,3 +234,19 @@ def test_what_cannot_be_a_keras_model_is_refused_with_a_way_out():
     trainer = refused(target_scaling="standardize")
     with pytest.raises(ValueError, match="`heads` must be one of 'size', 'price'. Received: heads='prise'"):
         trainer.to_keras("prise")
+
+
+@pytest.mark.parametrize("structure", [list, dict])
+def test_a_module_gets_parts_of_a_representation_by_name(structure):
+    """A functional module whose inputs are in another order than the representation's keys, or only some of them."""
+    inputs = keras.Input((4,))
+    parts = {name: keras.layers.Dense(3, "tanh")(inputs) for name in ("c", "b", "a")}
+    by_name = {name: keras.Input((3,), name=name) for name in ("c", "a")}
+    joined = keras.layers.Dense(1)(keras.layers.Subtract()(list(by_name.values())))
+    module = keras.Model(by_name if structure is dict else list(by_name.values()), joined)
+    trainer = MultiHeadTrainer(keras.Model(inputs, parts))
+    trainer.add_head("p", module, "mse", reads=None if structure is dict else ["c", "a"])
+    trainer.compile("sgd")
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    trainer.fit(x, {"p": x[:, :1]}, verbose=0)
+    np.testing.assert_allclose(trainer.to_keras("p").predict(x, verbose=0), trainer.predict(x, verbose=0)["p"], rtol=1e-5)
